@@ -1,0 +1,5 @@
+package main
+
+import "testing"
+
+func TestProgramLinks(t *testing.T) { main() }
