@@ -1,0 +1,271 @@
+// Package migrations creates and updates the schema that Postern works in.
+//
+// The files are applied by golang-migrate; this package hides what would
+// otherwise surprise an operator. The version table lies in our schema, not
+// beside the application's own. Processes that start together wait for one
+// another. A migration cut short is taken up again without a manual step:
+// each file is one implicit transaction, so Postgres has rolled it back, and
+// holding the lock proves that nobody is still running it. A database newer
+// than the program is refused in words. golang-migrate's Drop, which drops
+// whatever else lives in the schema, is not exposed.
+package migrations
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"testing/fstest"
+	"time"
+
+	"github.com/golang-migrate/migrate/v4"
+	driver "github.com/golang-migrate/migrate/v4/database/pgx/v5"
+	"github.com/golang-migrate/migrate/v4/source"
+	"github.com/golang-migrate/migrate/v4/source/iofs"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"postern/sql"
+)
+
+//go:embed *.sql
+var files embed.FS
+
+const versionTable = "schema_migrations"
+
+// Status is what a database says of its schema.
+type Status struct {
+	Version uint // 0: nothing applied
+	Latest  uint // the newest version this program knows
+	Dirty   bool // a migration is running, or was cut short
+}
+
+// Current reports whether the schema is the one this program was built for.
+func (s Status) Current() bool { return s.Version == s.Latest && !s.Dirty }
+
+// NewerError says that the database has a schema that this program does not
+// know: it was migrated by a newer one.
+type NewerError struct{ Version, Latest uint }
+
+func (e *NewerError) Error() string {
+	return fmt.Sprintf("the database has schema version %d and this program knows versions up to %d: run the newer program, or `postern migrate down` with it", e.Version, e.Latest)
+}
+
+// Up brings the schema to the latest version and reports success when it is
+// already there. Safe to call from many processes at once. The connection
+// must be a direct one: behind a transaction pooler a lock does not belong to
+// its client, and Up refuses.
+func Up(ctx context.Context, databaseURL, schema string) error {
+	return locked(ctx, databaseURL, schema, func(m *migrate.Migrate, before Status) error {
+		if before.Version > before.Latest {
+			return &NewerError{before.Version, before.Latest}
+		}
+		err := m.Up()
+		if errors.Is(err, migrate.ErrNoChange) {
+			return nil
+		}
+		return err
+	})
+}
+
+// Down removes the schema's tables. It refuses while there are messages.
+func Down(ctx context.Context, databaseURL, schema string) error {
+	return locked(ctx, databaseURL, schema, func(m *migrate.Migrate, before Status) error {
+		if before.Version == 0 {
+			return nil
+		}
+		if before.Version > before.Latest {
+			return &NewerError{before.Version, before.Latest}
+		}
+		return m.Down()
+	})
+}
+
+// Check reads the version that the database has. It takes no lock and changes
+// nothing; a schema that does not exist is version 0.
+func Check(ctx context.Context, conn *pgx.Conn, schema string) (Status, error) {
+	_, latest, err := load(schema)
+	if err != nil {
+		return Status{}, err
+	}
+	return check(ctx, conn, schema, latest)
+}
+
+func check(ctx context.Context, conn *pgx.Conn, schema string, latest uint) (Status, error) {
+	status := Status{Latest: latest}
+	table := pgx.Identifier{schema, versionTable}.Sanitize()
+	var there bool
+	if err := conn.QueryRow(ctx, `select to_regclass($1) is not null`, table).Scan(&there); err != nil {
+		return status, fmt.Errorf("look for %s: %w", table, err)
+	}
+	if !there {
+		return status, nil
+	}
+	err := conn.QueryRow(ctx, `select version, dirty from `+table).Scan(&status.Version, &status.Dirty)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return status, nil
+	}
+	if err != nil {
+		return status, fmt.Errorf("read %s: %w", table, err)
+	}
+	return status, nil
+}
+
+// load reads the embedded files, renamed for schema, and the newest version
+// among them.
+func load(schema string) (source.Driver, uint, error) {
+	renamed := fstest.MapFS{}
+	names, err := fs.Glob(files, "*.sql")
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, name := range names {
+		text, err := fs.ReadFile(files, name)
+		if err != nil {
+			return nil, 0, err
+		}
+		body, err := sql.Rename(string(text), schema)
+		if err != nil {
+			return nil, 0, err
+		}
+		renamed[name] = &fstest.MapFile{Data: []byte(body)}
+	}
+	src, err := iofs.New(renamed, ".")
+	if err != nil {
+		return nil, 0, err
+	}
+	latest, err := src.First()
+	for err == nil {
+		var next uint
+		if next, err = src.Next(latest); err == nil {
+			latest = next
+		}
+	}
+	return src, latest, nil
+}
+
+// locked runs change while this process alone may change the schema.
+func locked(ctx context.Context, databaseURL, schema string, change func(*migrate.Migrate, Status) error) error {
+	src, latest, err := load(schema)
+	if err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	config, err := pgx.ParseConfig(databaseURL)
+	if err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return fmt.Errorf("migrate: connect: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if err := lock(ctx, conn, schema); err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	if _, err := conn.Exec(ctx, `create schema if not exists `+pgx.Identifier{schema}.Sanitize()); err != nil {
+		return fmt.Errorf("migrate: create schema: %w", err)
+	}
+	before, err := check(ctx, conn, schema, latest)
+	if err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	if err := run(ctx, config, schema, src, before, change); err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	return nil
+}
+
+// lock waits until no other process is changing this schema. The lock belongs
+// to the session and is gone with it, however the process ends.
+func lock(ctx context.Context, conn *pgx.Conn, schema string) error {
+	var pid uint32
+	var encoding string
+	if err := conn.QueryRow(ctx, `select pg_backend_pid(), current_setting('server_encoding')`).Scan(&pid, &encoding); err != nil {
+		return err
+	}
+	if encoding != "UTF8" {
+		return fmt.Errorf("the database is encoded in %s: payloads are kept byte for byte only in a UTF8 database (create database … encoding 'UTF8' template template0)", encoding)
+	}
+	if pid != conn.PgConn().PID() {
+		return errors.New("this connection goes through a pooler, where a lock does not belong to its client: give `postern migrate` a direct connection to PostgreSQL")
+	}
+	if err := guard(ctx, conn); err != nil {
+		return err
+	}
+	for {
+		var got bool
+		err := conn.QueryRow(ctx, `select pg_try_advisory_lock(hashtext('postern migrate'), hashtext($1))`, schema).Scan(&got)
+		if err != nil || got {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for another migration: %w", ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// guard makes the session our own: no limit inherited from the role may cut a
+// migration short, and the server notices a client that was killed.
+func guard(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Exec(ctx, `
+		select set_config('statement_timeout', '0', false),
+		       set_config('idle_in_transaction_session_timeout', '0', false),
+		       set_config('client_connection_check_interval', '1s', false),
+		       set_config('lock_timeout', '10s', false),
+		       set_config('default_transaction_isolation', 'read committed', false),
+		       set_config('search_path', 'pg_catalog, pg_temp', false)`)
+	return err
+}
+
+func run(ctx context.Context, config *pgx.ConnConfig, schema string, src source.Driver, before Status, change func(*migrate.Migrate, Status) error) error {
+	db := stdlib.OpenDB(*config, stdlib.OptionAfterConnect(guard))
+	defer func() { _ = db.Close() }()
+	target, err := driver.WithInstance(db, &driver.Config{
+		MigrationsTable: versionTable,
+		SchemaName:      schema,
+	})
+	if err != nil {
+		return fmt.Errorf("open: %w", err)
+	}
+	defer func() { _ = target.Close() }()
+	m, err := migrate.NewWithInstance("postern", src, "pgx5", target)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true })
+	defer stop()
+	if before.Dirty {
+		if before, err = takeUp(m, before); err != nil {
+			return err
+		}
+	}
+	if err := change(m, before); err != nil {
+		return explain(m, err)
+	}
+	return nil
+}
+
+// takeUp marks the migration that was cut short as not applied.
+func takeUp(m *migrate.Migrate, before Status) (Status, error) {
+	version := int(before.Version) - 1
+	if version == 0 {
+		version = -1 // golang-migrate's word for nothing applied
+	}
+	if err := m.Force(version); err != nil {
+		return before, fmt.Errorf("take up version %d, which was cut short: %w", before.Version, err)
+	}
+	return Status{Version: before.Version - 1, Latest: before.Latest}, nil
+}
+
+// explain names the version at which a migration failed. The transaction was
+// rolled back, so the next try takes it up again.
+func explain(m *migrate.Migrate, err error) error {
+	version, dirty, versionErr := m.Version()
+	if versionErr == nil && dirty {
+		return fmt.Errorf("version %d failed and was rolled back; mend the cause and run `postern migrate up` again: %w", version, err)
+	}
+	return err
+}

@@ -1,0 +1,80 @@
+/*
+Takes up to @quotas[i] due deliveries of @destinations[i], oldest first, and
+leases each for its own timeout and then some. Using up the attempt here is
+what makes a killed process visible: the attempt is given back where no
+request was sent.
+
+@floors_at and @floors_id say where live rows of the destination began when
+last seen, so that dead index entries before them, which vacuum cannot free
+while some transaction keeps its snapshot, are not stepped over again.
+
+Doors are checked once more, since the list of destinations may be older than
+an operator's UPDATE. A governed destination is claimed elsewhere.
+
+Rows of one statement never come back twice and never exceed the quota: the
+limit works inside a materialized step, and skip locked leaves a row that
+another process is claiming. Zero rows: nothing due is free.
+*/
+with wanted as materialized (
+  select w.destination, w.quota, w.floor_at, w.floor_id
+    from unnest(@destinations::text[], @quotas::integer[], @floors_at::timestamptz[], @floors_id::bigint[])
+         as w (destination, quota, floor_at, floor_id)
+    left join postern.breaker b on b.destination = w.destination
+   where b.destination is null
+      or (coalesce(b.forced, b.state) = 'closed' and coalesce(b.hold_until <= now(), true))
+),
+due as materialized (
+  select picked.id
+    from wanted w
+   cross join lateral (
+     select d.id
+       from postern.delivery d
+      where d.status = 'pending'
+        and d.destination = w.destination
+        and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
+        and d.next_attempt_at <= now()
+        and (d.leased_until is null or d.leased_until < now())
+      order by d.destination, d.next_attempt_at, d.id
+      limit w.quota
+        for update skip locked
+   ) picked
+),
+claimed as (
+  update postern.delivery d
+     set claim_id     = nextval('postern.claim_id'),
+         claimed_by   = @dispatcher,
+         leased_until = now() + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval) + @margin::interval,
+         attempts     = d.attempts + 1
+    from due
+   where d.id = due.id
+  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.last_error
+)
+select c.id,
+       c.claim_id,
+       c.outbox_id,
+       c.endpoint_id,
+       c.destination,
+       c.next_attempt_at,
+       c.attempts,
+       o.message_id,
+       o.event_type,
+       o.content_type,
+       octet_length(o.payload) as payload_bytes,
+       case when octet_length(o.payload) <= @inline then o.payload end as payload,
+       o.headers,
+       coalesce(e.url, o.target_url) as url,
+       coalesce(o.max_attempts, e.max_attempts) as max_attempts,
+       o.expires_at <= now() as expired,
+       e.status as endpoint_status,
+       e.style,
+       e.secret,
+       case when e.previous_until > now() then e.previous_secret end as previous_secret,
+       e.headers as endpoint_headers,
+       e.timeout,
+       e.backoff_base,
+       e.backoff_cap,
+       e.permanent_codes
+  from claimed c
+  left join postern.outbox o on o.id = c.outbox_id
+  left join postern.endpoint e on e.id = c.endpoint_id
+ order by c.destination, c.next_attempt_at, c.id

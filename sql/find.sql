@@ -1,0 +1,46 @@
+/*
+Finds destinations that have something due and an open door, by a loose scan
+over the claim index: one descent per destination, however many rows wait
+behind it. Goes on after @after and looks at no more than @steps destinations,
+so that a claim never pays for all of them; `last` is where to go on, and a
+scan that came to the end has looked at fewer than @steps.
+
+A destination is `governed` when its claims must be counted over all
+dispatchers: a cap or rate of its endpoint, a breaker that may be probed or
+that closed less than @ramp ago.
+
+Zero rows: no pending delivery lies beyond @after.
+*/
+with recursive step as (
+  (select 1 as n, d.destination, d.next_attempt_at, d.endpoint_id
+     from postern.delivery d
+    where d.status = 'pending'
+      and d.destination > @after
+    order by d.destination, d.next_attempt_at, d.id
+    limit 1)
+   union all
+  select step.n + 1, next.destination, next.next_attempt_at, next.endpoint_id
+    from step
+   cross join lateral (
+     select d.destination, d.next_attempt_at, d.endpoint_id
+       from postern.delivery d
+      where d.status = 'pending'
+        and d.destination > step.destination
+      order by d.destination, d.next_attempt_at, d.id
+      limit 1
+   ) next
+   where step.n < @steps
+)
+select step.n,
+       step.destination,
+       step.next_attempt_at <= now()
+         and coalesce(b.forced, '') <> 'open'
+         and (b.forced = 'closed' or coalesce(b.state, 'closed') = 'closed' or b.retry_at <= now())
+         and coalesce(b.hold_until <= now(), true)
+         and coalesce(e.status, 'active') = 'active' as due,
+       e.max_in_flight is not null
+         or e.rate_limit is not null
+         or (b.forced is null and (b.state <> 'closed' or b.closed_at > now() - @ramp::interval)) is true as governed
+  from step
+  left join postern.breaker b on b.destination = step.destination
+  left join postern.endpoint e on e.id = step.endpoint_id

@@ -1,0 +1,65 @@
+/*
+Writes what came of many deliveries, in one statement: each request on the
+wire gets its attempt row, and each delivery is deleted, rescheduled, released
+or made dead.
+
+A success finishes its delivery whoever owns it by now: the receiver has the
+message. Everything else changes only a delivery that this claim still owns.
+Writing an outcome a second time changes nothing.
+
+Rows come in order of delivery id and are locked in that order. Returns the
+claims that were still ours; a claim that is missing had been taken over,
+cancelled or deleted.
+*/
+with outcome as materialized (
+  select *
+    from unnest(
+           @delivery_ids::bigint[], @claim_ids::bigint[], @outbox_ids::bigint[],
+           @destinations::text[], @outcomes::text[], @sent::boolean[],
+           @numbers::integer[], @ages_ms::double precision[], @durations_ms::real[],
+           @statuses::smallint[], @classes::text[], @errors::text[], @responses::text[],
+           @reasons::text[], @delays_ms::double precision[])
+         as o (delivery_id, claim_id, outbox_id, destination, outcome, sent,
+               number, age_ms, duration_ms, status, class, error, response, reason, delay_ms)
+),
+logged as (
+  insert into postern.attempt
+         (claim_id, delivery_id, outbox_id, started_at, dispatcher, number, duration_ms,
+          status, outcome, destination, class, error, response)
+  select claim_id, delivery_id, outbox_id, now() - age_ms * interval '1 ms', @dispatcher, number, duration_ms,
+         status, outcome, destination, class, error, response
+    from outcome
+   where sent
+      on conflict (claim_id) do nothing
+),
+delivered as (
+  delete from postern.delivery d
+   using outcome o
+   where o.outcome = 'delivered'
+     and d.id = o.delivery_id
+  returning o.claim_id
+),
+changed as (
+  update postern.delivery d
+     set status          = case o.outcome when 'dead' then 'dead' else d.status end,
+         reason          = o.reason,
+         attempts        = d.attempts - case o.outcome when 'released' then 1 else 0 end,
+         next_attempt_at = case o.outcome
+                             when 'retry' then now() + o.delay_ms * interval '1 ms'
+                             when 'released' then greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms')
+                             else d.next_attempt_at
+                           end,
+         leased_until    = null,
+         claim_id        = null,
+         claimed_by      = null,
+         last_status     = case when o.sent then o.status else d.last_status end,
+         last_error      = case when o.outcome = 'released' then d.last_error else o.error end
+    from outcome o
+   where o.outcome <> 'delivered'
+     and d.id = o.delivery_id
+     and d.claim_id = o.claim_id
+  returning o.claim_id
+)
+select claim_id from delivered
+ union all
+select claim_id from changed
