@@ -1,4 +1,16 @@
-/* Refused by `postern migrate down` while there are messages. */
+/* `postern migrate down` refuses while there are messages. This looks again,
+with nobody able to write one between the look and the drop. */
+
+lock table postern.outbox in access exclusive mode;
+
+do $$
+begin
+  if exists (select from postern.outbox) then
+    raise exception 'there are still messages in postern.outbox'
+      using errcode = 'restrict_violation';
+  end if;
+end
+$$;
 
 drop table postern.attempt, postern.delivery, postern.outbox, postern.endpoint;
 drop function postern.fan_out(), postern.refuse_update(), postern.subscribes(text[], text), postern.destination(text);

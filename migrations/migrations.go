@@ -24,6 +24,7 @@ import (
 	"github.com/golang-migrate/migrate/v4/source"
 	"github.com/golang-migrate/migrate/v4/source/iofs"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"postern/sql"
@@ -57,7 +58,7 @@ func (e *NewerError) Error() string {
 // must be a direct one: behind a transaction pooler a lock does not belong to
 // its client, and Up refuses.
 func Up(ctx context.Context, databaseURL, schema string) error {
-	return locked(ctx, databaseURL, schema, func(m *migrate.Migrate, before Status) error {
+	return locked(ctx, databaseURL, schema, func(_ *pgx.Conn, m *migrate.Migrate, before Status) error {
 		if before.Version > before.Latest {
 			return &NewerError{before.Version, before.Latest}
 		}
@@ -69,17 +70,41 @@ func Up(ctx context.Context, databaseURL, schema string) error {
 	})
 }
 
-// Down removes the schema's tables. It refuses while there are messages.
+// ErrMessages is what Down refuses with while there are messages.
+var ErrMessages = errors.New("there are still messages, which would be lost: see postern.message; delete from postern.outbox what is not needed, then try again")
+
+// Down removes the schema's tables. It refuses with ErrMessages while there
+// are messages. One that is committed after Down has looked stops it at the
+// first migration's file, which looks again under a lock.
 func Down(ctx context.Context, databaseURL, schema string) error {
-	return locked(ctx, databaseURL, schema, func(m *migrate.Migrate, before Status) error {
+	return locked(ctx, databaseURL, schema, func(conn *pgx.Conn, m *migrate.Migrate, before Status) error {
 		if before.Version == 0 {
 			return nil
 		}
 		if before.Version > before.Latest {
 			return &NewerError{before.Version, before.Latest}
 		}
+		if err := refuseWithMessages(ctx, conn, schema); err != nil {
+			return err
+		}
 		return m.Down()
 	})
+}
+
+func refuseWithMessages(ctx context.Context, conn *pgx.Conn, schema string) error {
+	table := pgx.Identifier{schema, "outbox"}.Sanitize()
+	var any bool
+	err := conn.QueryRow(ctx, `select exists (select from `+table+`)`).Scan(&any)
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr) && pgErr.Code == "42P01": // undefined_table: nothing to lose
+		return nil
+	case err != nil:
+		return fmt.Errorf("look for messages: %w", err)
+	case any:
+		return ErrMessages
+	}
+	return nil
 }
 
 // Check reads the version that the database has. It takes no lock and changes
@@ -146,7 +171,7 @@ func load(schema string) (source.Driver, uint, error) {
 }
 
 // locked runs change while this process alone may change the schema.
-func locked(ctx context.Context, databaseURL, schema string, change func(*migrate.Migrate, Status) error) error {
+func locked(ctx context.Context, databaseURL, schema string, change func(*pgx.Conn, *migrate.Migrate, Status) error) error {
 	src, latest, err := load(schema)
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
@@ -170,7 +195,7 @@ func locked(ctx context.Context, databaseURL, schema string, change func(*migrat
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	if err := run(ctx, config, schema, src, before, change); err != nil {
+	if err := run(ctx, conn, schema, src, before, change); err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
 	return nil
@@ -220,8 +245,8 @@ func guard(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-func run(ctx context.Context, config *pgx.ConnConfig, schema string, src source.Driver, before Status, change func(*migrate.Migrate, Status) error) error {
-	db := stdlib.OpenDB(*config, stdlib.OptionAfterConnect(guard))
+func run(ctx context.Context, conn *pgx.Conn, schema string, src source.Driver, before Status, change func(*pgx.Conn, *migrate.Migrate, Status) error) error {
+	db := stdlib.OpenDB(*conn.Config(), stdlib.OptionAfterConnect(guard))
 	defer func() { _ = db.Close() }()
 	target, err := driver.WithInstance(db, &driver.Config{
 		MigrationsTable: versionTable,
@@ -242,7 +267,7 @@ func run(ctx context.Context, config *pgx.ConnConfig, schema string, src source.
 			return err
 		}
 	}
-	if err := change(m, before); err != nil {
+	if err := change(conn, m, before); err != nil {
 		return explain(m, err)
 	}
 	return nil
