@@ -1,4 +1,80 @@
 // Command postern delivers webhooks from a transactional outbox in PostgreSQL.
 package main
 
-func main() {}
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Exit codes are part of the interface: process managers and scripts rely on them.
+const (
+	exitDone     = 0
+	exitFailed   = 1
+	exitUsage    = 2 // wrong usage or configuration: a restart will not help
+	exitCutShort = 3 // stopped by a second signal or the end of the grace period, with work cut short
+)
+
+func main() {
+	ctx, cut := signals()
+	os.Exit(run(ctx, cut, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+}
+
+// signals returns a context that the first SIGINT or SIGTERM cancels and a
+// channel that the second closes. A third one has its usual effect.
+func signals() (context.Context, <-chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cut := make(chan struct{})
+	received := make(chan os.Signal, 2)
+	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-received
+		cancel()
+		<-received
+		signal.Stop(received)
+		close(cut)
+	}()
+	return ctx, cut
+}
+
+// run is the whole program but for the process around it: args without the
+// program's name, env as os.Environ gives it. Its result is the exit code.
+// When ctx ends, the command finishes what it has begun; when cut is closed as
+// well, it finishes no more than it must. cut may be nil.
+func run(ctx context.Context, cut <-chan struct{}, args, env []string, stdout, stderr io.Writer) int {
+	p := newParser(env, stdout, stderr)
+	command, err := p.parse(args)
+	for _, warning := range p.warnings {
+		fmt.Fprintf(stderr, "postern: warning: %s\n", warning)
+	}
+	var usage *usageError
+	switch {
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "postern: %s\n", err)
+		return exitUsage
+	case err != nil:
+		fmt.Fprintf(stderr, "postern: %s\n", err)
+		return exitFailed
+	case command == nil: // --help and --version have said all there is
+		return exitDone
+	}
+
+	err = command.run(ctx, process{stdout: stdout, stderr: stderr, parser: p, cut: cut})
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "postern: %s\n", err)
+		return exitUsage
+	case errors.Is(err, errCutShort):
+		fmt.Fprintf(stderr, "postern: %s\n", err)
+		return exitCutShort
+	default:
+		fmt.Fprintf(stderr, "postern: %s\n", redact(err.Error()))
+		return exitFailed
+	}
+}

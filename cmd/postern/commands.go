@@ -1,0 +1,31 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/alecthomas/kong"
+)
+
+// commands is the command line. A command is a file of its own with a struct
+// whose fields are its settings and flags and which has a run method; here it
+// gets its name.
+type commands struct {
+	Version showVersion `help:"Show the version."`
+
+	Run            runCommand     `cmd:"" help:"Deliver messages until a signal comes."`
+	Migrate        migrateCommand `cmd:"" help:"Create, update or remove the schema."`
+	VersionCommand versionCommand `cmd:"" name:"version" help:"Show the version."`
+}
+
+// showVersion is the flag that many people try first.
+type showVersion bool
+
+// BeforeReset is called by kong when the flag stands on the command line.
+func (showVersion) BeforeReset(k *kong.Kong) error {
+	fmt.Fprintln(k.Stdout, version())
+	k.Exit(exitDone)
+	return nil
+}
+
+// IsBool tells kong that the flag takes no value.
+func (showVersion) IsBool() bool { return true }

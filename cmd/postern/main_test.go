@@ -1,5 +1,0 @@
-package main
-
-import "testing"
-
-func TestProgramLinks(t *testing.T) { main() }

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"postern/outbox/signature"
+	"postern/sql"
+)
+
+// The structs of this file are the only place where a setting is written down.
+// The flag is the field's name in kebab case, the environment key POSTERN_ and
+// that name in capitals; default, range, help text, docs/settings.md and
+// --print-config all come from the tags. To add a setting, add a field.
+//
+// Tags: setting marks a setting; default; min and max; zero says what 0 means
+// where 0 is allowed although it is below min; oneof; allowed explains
+// a rule that is written in Go; computed explains a default that depends on other settings;
+// secret hides the value everywhere ("url": but for host and database).
+
+// groups are the headings of the help and of the manual, in their order.
+var groups = []kong.Group{
+	{Key: "database", Title: "Database"},
+	{Key: "signing", Title: "Signing"},
+	{Key: "delivery", Title: "Delivery"},
+	{Key: "addresses", Title: "Addresses"},
+	{Key: "breaker", Title: "Circuit breakers"},
+	{Key: "observing", Title: "Observing"},
+	{Key: "log", Title: "Log"},
+}
+
+// databaseSettings say where the outbox is. Every command that talks to
+// Postgres embeds them.
+type databaseSettings struct {
+	DatabaseURL string `name:"database-url" setting:"" secret:"url" placeholder:"URL" allowed:"postgres://user:password@host:5432/database or host=… user=… password=… dbname=…" computed:"the PG* variables" group:"database" help:"PostgreSQL with the outbox. Several hosts and target_session_attrs=read-write survive a failover. Without it the usual PG* variables count."`
+	Schema      string `setting:"" default:"postern" allowed:"1 to 40 bytes without quotes, dollar signs, backslashes or control characters, not beginning with pg_" placeholder:"NAME" group:"database" help:"Schema of the outbox."`
+}
+
+func (s *databaseSettings) check(p *parser) []string {
+	url, found := databaseURL("DATABASE_URL", s.DatabaseURL, p.env)
+	s.DatabaseURL = url
+	if err := sql.CheckSchema(s.Schema); err != nil {
+		found = append(found, fmt.Sprintf("POSTERN_SCHEMA: %s", err))
+	}
+	return found
+}
+
+// logSettings say what is told on standard error, and how.
+type logSettings struct {
+	LogLevel  string `setting:"" default:"info" oneof:"debug,info,warn,error" placeholder:"LEVEL" group:"log" help:"Least level that is logged. info has starts, stops, breakers and dead letters; debug adds a line for every attempt."`
+	LogFormat string `setting:"" default:"auto" oneof:"json,console,auto" placeholder:"FORMAT" group:"log" help:"auto is console on a terminal and json elsewhere."`
+}
+
+// runSettings are those of the dispatcher.
+type runSettings struct {
+	ListenURL         string `name:"listen-url" setting:"" secret:"url" placeholder:"URL" allowed:"like DATABASE_URL" group:"database" help:"Direct connection for LISTEN, where DATABASE_URL leads through a pooler that hands out a connection a transaction. Without it the dispatcher listens on DATABASE_URL."`
+	SigningSecret     string `setting:"" secret:"" placeholder:"SECRET" allowed:"whsec_ and the base64 of 24 to 64 random bytes" group:"signing" help:"Signs messages that have a target_url of their own. Endpoints have their own secrets."`
+	SigningSecretFile string `setting:"" placeholder:"PATH" group:"signing" help:"File that holds the signing secret, for secrets that are mounted. Not together with POSTERN_SIGNING_SECRET."`
+
+	Slots         int           `setting:"" default:"256" min:"1" max:"10000" placeholder:"N" group:"delivery" help:"Requests in flight at most in this process."`
+	Batch         int           `setting:"" default:"100" min:"1" max:"10000" placeholder:"N" group:"delivery" help:"Deliveries that one claim takes at most."`
+	Timeout       time.Duration `setting:"" default:"10s" min:"100ms" max:"10m" placeholder:"DURATION" group:"delivery" help:"Limit of one request, from the look-up of the name to the last byte of the answer."`
+	Lease         time.Duration `setting:"" computed:"timeout + 15s" min:"1s" max:"1h" allowed:"at least 1s longer than the timeout, at most 1h" placeholder:"DURATION" group:"delivery" help:"How long a claimed delivery is out of reach of other dispatchers. It must outlast the request, or two would send the same."`
+	MaxAttempts   int           `setting:"" default:"20" min:"1" max:"1000" placeholder:"N" group:"delivery" help:"Attempts until a delivery is dead, where message and endpoint say nothing."`
+	BackoffBase   time.Duration `setting:"" default:"5s" min:"1ms" max:"1h" placeholder:"DURATION" group:"delivery" help:"The first retry comes within this time, chosen at random; the bound doubles with every attempt."`
+	BackoffCap    time.Duration `setting:"" default:"4h" min:"1ms" max:"7d" placeholder:"DURATION" group:"delivery" help:"Longest bound between two attempts."`
+	RetryAfterCap time.Duration `setting:"" default:"24h" min:"1s" max:"7d" placeholder:"DURATION" group:"delivery" help:"Longest Retry-After of a receiver that is obeyed."`
+	PollInterval  time.Duration `setting:"" default:"1s" min:"10ms" max:"1m" placeholder:"DURATION" group:"delivery" help:"Time between two looks at an idle outbox. A busy one is looked at again at once."`
+	ShutdownGrace time.Duration `setting:"" default:"20s" min:"100ms" max:"10m" zero:"cuts requests off at once" placeholder:"DURATION" group:"delivery" help:"How long requests in flight may go on after the first signal. A second signal ends the wait."`
+
+	ResponseLimit byteSize `setting:"" default:"16KiB" min:"1KiB" max:"1MiB" zero:"keeps nothing" placeholder:"SIZE" group:"delivery" help:"How much of an answer is read and kept for the log of attempts."`
+
+	AllowNetworks networks `setting:"" placeholder:"CIDR,…" allowed:"networks such as 10.1.0.0/16, separated by commas" group:"addresses" help:"Networks that the address guard lets through although they are private, loopback or otherwise not public."`
+	AllowHTTP     bool     `name:"allow-http" setting:"" default:"false" group:"addresses" help:"Also deliver to http:// URLs, unencrypted."`
+	AllowPorts    ports    `setting:"" placeholder:"PORT,…" allowed:"ports from 1 to 65535, separated by commas" computed:"every port" group:"addresses" help:"Ports that the address guard lets through."`
+
+	BreakerWindow      time.Duration `setting:"" default:"60s" min:"1s" max:"1h" placeholder:"DURATION" group:"breaker" help:"Window over which failures are counted."`
+	BreakerRatio       ratio         `setting:"" default:"0.5" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of failures in the window that opens a destination's breaker."`
+	BreakerMinimum     int           `setting:"" default:"10" min:"1" max:"100000" placeholder:"N" group:"breaker" help:"Attempts in the window before the ratio counts."`
+	BreakerConsecutive int           `setting:"" default:"5" min:"1" max:"1000" placeholder:"N" group:"breaker" help:"Failures to connect in a row that open a breaker."`
+	BreakerCooldown    time.Duration `setting:"" default:"15s" min:"100ms" max:"1h" placeholder:"DURATION" group:"breaker" help:"How long a breaker stays open the first time. It doubles with every trip."`
+	BreakerCooldownCap time.Duration `setting:"" default:"15m" min:"100ms" max:"24h" placeholder:"DURATION" group:"breaker" help:"Longest time that a breaker stays open before it is probed."`
+	BreakerProbes      int           `setting:"" default:"2" min:"1" max:"100" placeholder:"N" group:"breaker" help:"Probes in a row that must succeed before a breaker closes."`
+	BreakerRamp        time.Duration `setting:"" default:"30s" min:"100ms" max:"1h" zero:"gives the full share at once" placeholder:"DURATION" group:"breaker" help:"Time over which a destination's share grows back after its breaker closed."`
+
+	HTTPAddr address `name:"http-addr" setting:"" allowed:"host:port, such as 127.0.0.1:9464, or :9464 for every interface" computed:"not served" placeholder:"ADDR" group:"observing" help:"Where metrics, health and the status page are served."`
+
+	// secret is the signing secret, wherever it came from.
+	secret signature.Secret
+}
+
+// leaseMargin is what a lease has over its request, for claiming before it and
+// recording after it.
+const leaseMargin = 15 * time.Second
+
+func (s *runSettings) check(p *parser) (found []string) {
+	if s.ListenURL != "" {
+		_, found = databaseURL("POSTERN_LISTEN_URL", s.ListenURL, nil)
+	}
+	found = append(found, s.checkSecret(p)...)
+
+	if s.Lease == 0 {
+		s.Lease = s.Timeout + leaseMargin
+	}
+	if s.Lease < s.Timeout+time.Second {
+		found = append(found, fmt.Sprintf(
+			"POSTERN_LEASE is %q with a POSTERN_TIMEOUT of %s: a delivery would be claimed again during its own request and sent twice (allowed: at least %s, at most 1h)",
+			showDuration(s.Lease), showDuration(s.Timeout), showDuration(s.Timeout+time.Second)))
+	}
+	if s.BackoffCap < s.BackoffBase {
+		found = append(found, fmt.Sprintf("POSTERN_BACKOFF_CAP is %q, less than POSTERN_BACKOFF_BASE (allowed: %s to 7d)",
+			showDuration(s.BackoffCap), showDuration(s.BackoffBase)))
+	}
+	if s.BreakerCooldownCap < s.BreakerCooldown {
+		found = append(found, fmt.Sprintf("POSTERN_BREAKER_COOLDOWN_CAP is %q, less than POSTERN_BREAKER_COOLDOWN (allowed: %s to 24h)",
+			showDuration(s.BreakerCooldownCap), showDuration(s.BreakerCooldown)))
+	}
+	return found
+}
