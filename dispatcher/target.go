@@ -1,0 +1,259 @@
+package dispatcher
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/idna"
+)
+
+// maxURL bounds a target's length in bytes. Most servers stop reading the
+// request line at 8 KiB.
+const maxURL = 8192
+
+// target is a URL that can be posted to, parsed once per attempt.
+type target struct {
+	// url names the scheme in lower case, the host in ASCII lower case with the
+	// port only if it is not the scheme's own, path and query as they go on the
+	// wire. It carries neither userinfo nor fragment.
+	url *url.URL
+
+	// host is the Host header: the URL's host without the final dot that marks
+	// a name as absolute, because virtual hosts are rarely configured with it.
+	// The dot stays in the URL, so the name is looked up as it was written.
+	host string
+
+	// authorization is the Basic credential that the URL's userinfo asks for, or
+	// empty.
+	authorization string
+}
+
+// invalidURL says what is wrong with a target in words that are safe to show:
+// it never repeats the URL, whose path, query and userinfo may be secrets.
+type invalidURL string
+
+func (e invalidURL) Error() string { return "target URL: " + string(e) }
+
+// parseTarget reads a target URL as a person typed it. Parsing is stricter than
+// net/url and net/http, which accept much that cannot be sent, and it decides
+// without a DNS query. Every error is an invalidURL, which no retry can mend.
+//
+// Userinfo is sent as Basic authorization, an international name in its ASCII
+// form, a space or a byte outside ASCII percent-encoded. A host that ends in a
+// number must be a plain IPv4 address: 2130706433, 0x7f000001 or 127.1 are left
+// to no resolver, since some of them connect to 127.0.0.1.
+func parseTarget(raw string, cfg *transportConfig) (target, error) {
+	if raw == "" {
+		return target{}, invalidURL("it is empty")
+	}
+	if len(raw) > maxURL {
+		return target{}, invalidURL(fmt.Sprintf("it is longer than %d bytes", maxURL))
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return target{}, explainParse(err)
+	}
+	if err := checkScheme(u, cfg); err != nil {
+		return target{}, err
+	}
+	name, err := hostname(u)
+	if err != nil {
+		return target{}, err
+	}
+	port, err := portOf(u, cfg)
+	if err != nil {
+		return target{}, err
+	}
+
+	t := target{url: u}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		credential := u.User.Username() + ":" + password
+		t.authorization = "Basic " + base64.StdEncoding.EncodeToString([]byte(credential))
+	}
+	u.User, u.Fragment, u.RawFragment = nil, "", ""
+	u.Host = name + port
+	t.host = strings.TrimSuffix(name, ".") + port
+	u.RawQuery = escapeQuery(u.RawQuery)
+	return t, nil
+}
+
+// explainParse replaces the words of net/url, which quote the URL.
+func explainParse(err error) error {
+	var escape url.EscapeError
+	var host url.InvalidHostError
+	switch {
+	case errors.As(err, &escape):
+		return invalidURL("it has a % that is not followed by two hexadecimal digits")
+	case errors.As(err, &host):
+		return invalidURL("its host has a character that no host name has")
+	}
+	return invalidURL("it cannot be parsed: write https://host/path without blanks or control characters around it")
+}
+
+func checkScheme(u *url.URL, cfg *transportConfig) error {
+	switch u.Scheme {
+	case "https":
+	case "http":
+		if !cfg.AllowHTTP {
+			return invalidURL("http is not allowed here: use https (or set POSTERN_ALLOW_HTTP)")
+		}
+	case "":
+		return invalidURL("it has no scheme: it must begin with https://")
+	default:
+		return invalidURL("its scheme is not https")
+	}
+	if u.Opaque != "" || u.Host == "" {
+		return invalidURL("it has no host: it must begin with https://host")
+	}
+	return nil
+}
+
+// portOf returns ":port", or nothing for the scheme's own port.
+func portOf(u *url.URL, cfg *transportConfig) (string, error) {
+	own := uint16(443)
+	if u.Scheme == "http" {
+		own = 80
+	}
+	port := own
+	if text := u.Port(); text != "" {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 {
+			return "", invalidURL("its port is not between 1 and 65535")
+		}
+		port = uint16(n)
+	}
+	if !cfg.allowsPort(port) {
+		return "", invalidURL(fmt.Sprintf("port %d is not allowed here (see POSTERN_ALLOW_PORTS)", port))
+	}
+	if port == own {
+		return "", nil
+	}
+	return ":" + strconv.Itoa(int(port)), nil
+}
+
+// allowsPort reports whether a receiver may listen on a port. Without a list
+// these are 80, 443 and everything from 1024 up: below that live mail, SSH,
+// FTP and their like, some of which take commands out of a request's body.
+func (c *transportConfig) allowsPort(port uint16) bool {
+	if len(c.AllowPorts) > 0 {
+		return slices.Contains(c.AllowPorts, port)
+	}
+	return port == 80 || port == 443 || port >= 1024
+}
+
+// hostname returns the host in the form it is dialled in: an IPv6 address in
+// brackets, an IPv4 address, or a name in lower-case ASCII, perhaps with the
+// final dot.
+func hostname(u *url.URL) (string, error) {
+	name := u.Hostname()
+	if strings.HasPrefix(u.Host, "[") {
+		addr, err := netip.ParseAddr(name)
+		if err != nil || !addr.Is6() {
+			return "", invalidURL("its host in brackets is not an IPv6 address")
+		}
+		if addr.Zone() != "" {
+			return "", invalidURL("its address has a zone, which means something on one machine only")
+		}
+		return "[" + addr.String() + "]", nil
+	}
+	name, err := asciiName(name)
+	if err != nil {
+		return "", err
+	}
+	if !validName(strings.TrimSuffix(name, ".")) {
+		return "", invalidURL("its host is not a valid name")
+	}
+	if endsInNumber(name) {
+		addr, err := netip.ParseAddr(strings.TrimSuffix(name, "."))
+		if err != nil {
+			return "", invalidURL("its host ends in a number but is not an IPv4 address")
+		}
+		return addr.String(), nil
+	}
+	return name, nil
+}
+
+// asciiName lowers a name and turns an international one into its ASCII form
+// with the mapping that net/http would apply, so that all checks see the name
+// that is looked up: ①②⑦.⓪.⓪.① is 127.0.0.1.
+func asciiName(name string) (string, error) {
+	for i := range len(name) {
+		if name[i] < 0x80 {
+			continue
+		}
+		ascii, err := idna.Lookup.ToASCII(name)
+		if err != nil {
+			return "", invalidURL("its host is not a valid international name")
+		}
+		return strings.ToLower(ascii), nil
+	}
+	return strings.ToLower(name), nil
+}
+
+// validName reports whether a name without its final dot could be looked up
+// (RFC 1035 lengths). Underscores are no host name's letters, but private names
+// have them.
+func validName(name string) bool {
+	if len(name) == 0 || len(name) > 253 {
+		return false
+	}
+	start := 0
+	for i := 0; i <= len(name); i++ {
+		if i == len(name) || name[i] == '.' {
+			if i == start || i-start > 63 {
+				return false
+			}
+			start = i + 1
+			continue
+		}
+		c := name[i]
+		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '_') {
+			return false
+		}
+	}
+	return true
+}
+
+// endsInNumber reports whether a resolver might read a name as an IPv4 address,
+// by the rule of the WHATWG URL standard: its last label is all digits, or 0x
+// and hexadecimal digits.
+func endsInNumber(name string) bool {
+	name = strings.TrimSuffix(name, ".")
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	if hex, ok := strings.CutPrefix(last, "0x"); ok {
+		return strings.Trim(hex, "0123456789abcdef") == ""
+	}
+	return strings.Trim(last, "0123456789") == ""
+}
+
+// escapeQuery percent-encodes what a request line cannot carry. net/url leaves
+// the query as it was typed and net/http writes it as it is, so a space would
+// end the target early.
+func escapeQuery(query string) string {
+	clean := true
+	for i := range len(query) {
+		if query[i] <= ' ' || query[i] >= 0x7f {
+			clean = false
+			break
+		}
+	}
+	if clean {
+		return query
+	}
+	var b strings.Builder
+	for i := range len(query) {
+		if c := query[i]; c <= ' ' || c >= 0x7f {
+			fmt.Fprintf(&b, "%%%02X", c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,378 @@
+package dispatcher
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/netip"
+	"net/url"
+	"sync"
+	"time"
+)
+
+// Bounds that are no settings: nobody was ever helped by changing them.
+const (
+	maxResponseHeaders = 64 << 10 // bytes, 1xx answers included
+	drainLimit         = 64 << 10 // bytes read beyond the kept ones to save the connection
+	idleTimeout        = 45 * time.Second
+	maxPing            = 15 * time.Second
+)
+
+// transportConfig says what requests may reach and cost. Zero values mean the
+// defaults that their comments name.
+type transportConfig struct {
+	// AllowNetworks are let through by the address guard although they are not
+	// public. Everything public is allowed anyway.
+	AllowNetworks []netip.Prefix
+	// AllowHTTP permits targets without TLS.
+	AllowHTTP bool
+	// AllowPorts are the ports that targets may name; none means 80, 443 and
+	// 1024 to 65535.
+	AllowPorts []uint16
+	// Timeout bounds an attempt whose request names none: 10 s. Half of it
+	// without a sign of life makes an HTTP/2 connection suspicious.
+	Timeout time.Duration
+	// ResponseLimit is how many bytes of an answer's body are kept: 16 KiB.
+	ResponseLimit int
+	// MaxIdlePerHost should be as many requests as may be out to one
+	// destination at once, or connections are closed only to be opened again:
+	// 256.
+	MaxIdlePerHost int
+	// UserAgent names us: "Postern".
+	UserAgent string
+
+	// rootCAs and resolver replace the system's where a test brings its own.
+	rootCAs  *x509.CertPool
+	resolver *net.Resolver
+}
+
+func (c transportConfig) withDefaults() transportConfig {
+	if c.Timeout <= 0 {
+		c.Timeout = 10 * time.Second
+	}
+	if c.ResponseLimit <= 0 {
+		c.ResponseLimit = 16 << 10
+	}
+	if c.MaxIdlePerHost <= 0 {
+		c.MaxIdlePerHost = 256
+	}
+	if c.UserAgent == "" {
+		c.UserAgent = "Postern"
+	}
+	if c.resolver == nil {
+		// The C library reads 127.1 and 0x7f000001 as addresses and costs a
+		// thread for each look-up under way.
+		c.resolver = &net.Resolver{PreferGo: true}
+	}
+	return c
+}
+
+// transport sends requests. There is one in a process; it is safe for
+// concurrent use.
+type transport struct {
+	cfg    transportConfig
+	http   *http.Transport
+	dialer net.Dialer
+	bodies sync.Pool // of *[]byte, ResponseLimit long
+
+	open  context.Context // done once Close was called
+	close context.CancelFunc
+}
+
+// newTransport makes the process's transport.
+//
+// It is used without an http.Client around it. A client follows redirects; told
+// not to, it still fails an answer whose Location it cannot parse, copies every
+// request's headers and puts the URL into every error. RoundTrip does one
+// exchange and no more.
+func newTransport(cfg transportConfig) *transport {
+	t := &transport{cfg: cfg.withDefaults()}
+	t.open, t.close = context.WithCancel(context.Background())
+	t.bodies.New = func() any {
+		b := make([]byte, t.cfg.ResponseLimit)
+		return &b
+	}
+	t.dialer = net.Dialer{
+		Resolver:       t.cfg.resolver,
+		ControlContext: newGuard(t.cfg.AllowNetworks).control,
+		// An idle connection whose peer is gone is found within 30 s.
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
+	}
+	ping := min(t.cfg.Timeout/2, maxPing)
+	t.http = &http.Transport{
+		// No proxy, not even from the environment: the guard would see the
+		// proxy's address instead of the receiver's.
+		Proxy:       nil,
+		DialContext: t.dial,
+		TLSClientConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12,
+			RootCAs:    t.cfg.rootCAs,
+		},
+		TLSHandshakeTimeout: t.cfg.Timeout,
+		// Unlimited; with a limit, requests would wait in here with their clock
+		// running and look like slow receivers.
+		MaxConnsPerHost:     0,
+		MaxIdleConnsPerHost: t.cfg.MaxIdlePerHost,
+		MaxIdleConns:        max(1024, 4*t.cfg.MaxIdlePerHost),
+		// Below the 60 s after which servers commonly close: the side that
+		// closes first is the side that is not surprised.
+		IdleConnTimeout:        idleTimeout,
+		MaxResponseHeaderBytes: maxResponseHeaders,
+		// A compressed answer stays compressed: 100 KB may unpack to 100 MB.
+		DisableCompression: true,
+		// A custom dial function turns HTTP/2 off unless it is asked for.
+		ForceAttemptHTTP2: true,
+		HTTP2: &http.HTTP2Config{
+			// Without pings a connection whose peer vanished takes requests for
+			// a quarter of an hour. Half and half of the timeout: it is closed
+			// before the attempt that found it dead is tried again.
+			SendPingTimeout: ping,
+			PingTimeout:     ping,
+			// What a receiver may send before we read it: the default is 4 MiB
+			// a request and 1 GiB a connection.
+			MaxReceiveBufferPerStream:     64 << 10,
+			MaxReceiveBufferPerConnection: 1 << 20,
+		},
+	}
+	return t
+}
+
+// Close closes idle connections and stops dials under way. Requests that are
+// still out end with their own contexts.
+func (t *transport) Close() {
+	t.close()
+	t.http.CloseIdleConnections()
+}
+
+// request is one attempt to be made.
+type request struct {
+	URL         string
+	ContentType string   // application/json if empty
+	Headers     []header // custom, as checkHeaders returned them
+	Signed      []header // ours: they replace custom ones of the same name
+	// Body may be read until after post returned, when a receiver answers
+	// without listening to the end; it must never change.
+	Body    []byte
+	Timeout time.Duration // over everything; 0 means the transport's
+}
+
+// response is what became of a request. Exactly one of Status and Class is set.
+type response struct {
+	Status     int           // 100 to 999: a complete status line was read
+	Class      errorClass    // what kept one from being read
+	Error      string        // the same in words that may be stored and shown
+	RetryAfter time.Duration // what the receiver asks for, not capped
+	Snippet    string        // the beginning of the body, storable
+
+	// Sent says that a connection was there, so that bytes may have reached the
+	// receiver. Without it nothing has.
+	Sent bool
+	// Reused says that the connection had carried requests before: if it broke,
+	// the receiver may only have closed it for being idle.
+	Reused bool
+
+	Started  time.Time
+	Duration time.Duration
+}
+
+// post makes one attempt: at most one request on the wire, never sent again
+// under the hood, redirected or decompressed. It returns by the request's
+// timeout, or soon after ctx is done, whatever the receiver does. How it went is
+// in the response; there is no other error.
+//
+// Once a status line was read its code counts, whatever becomes of the body: the
+// receiver has answered.
+func (t *transport) post(ctx context.Context, r request) response {
+	resp := response{Started: time.Now()}
+	to, err := parseTarget(r.URL, &t.cfg)
+	if err != nil {
+		return resp.failed(failure{classInvalidURL, err.Error()})
+	}
+	fields, err := t.header(&to, &r)
+	if err != nil {
+		return resp.failed(failure{classInvalidHeader, err.Error()})
+	}
+	timeout := r.Timeout
+	if timeout <= 0 {
+		timeout = t.cfg.Timeout
+	}
+	deadline := resp.Started.Add(timeout)
+	limited, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+
+	x := &exchange{Context: limited, deadline: deadline}
+	answer, err := t.http.RoundTrip(x.request(&to, fields, r.Body))
+	resp.Sent, resp.Reused = x.connected, x.reused
+	if err != nil {
+		return resp.failed(x.explain(ctx, err, to.url.Scheme))
+	}
+	t.receive(&resp, answer)
+	resp.Duration = time.Since(resp.Started)
+	return resp
+}
+
+func (r response) failed(f failure) response {
+	r.Class, r.Error = f.class, f.text
+	r.Duration = time.Since(r.Started)
+	return r
+}
+
+// header builds a request's header fields, ours last so that they win. Names
+// are canonical already: a map write of another spelling would send a second
+// line instead of replacing the first.
+func (t *transport) header(to *target, r *request) (http.Header, error) {
+	contentType := r.ContentType
+	if contentType == "" {
+		contentType = "application/json"
+	}
+	if fault := valueFault(contentType); fault != "" {
+		return nil, invalidHeader{"Content-Type", fault}
+	}
+	values := make([]string, 0, 3+len(r.Headers)+len(r.Signed))
+	fields := make(http.Header, cap(values))
+	set := func(name, value string) {
+		values = append(values, value)
+		fields[name] = values[len(values)-1 : len(values) : len(values)]
+	}
+	if to.authorization != "" {
+		set("Authorization", to.authorization)
+	}
+	for _, h := range r.Headers {
+		set(h.Name, h.Value)
+	}
+	set("Content-Type", contentType)
+	set("User-Agent", t.cfg.UserAgent)
+	for _, h := range r.Signed {
+		set(h.Name, h.Value)
+	}
+	return fields, nil
+}
+
+// receive takes what is wanted of an answer and lets go of its connection: kept
+// for the next request if the body's end is near, closed otherwise.
+func (t *transport) receive(resp *response, answer *http.Response) {
+	defer answer.Body.Close()
+	if answer.StatusCode < 100 {
+		resp.Class, resp.Error = classProtocol, "the answer has no valid status code"
+		return
+	}
+	resp.Status = answer.StatusCode
+	if wait := answer.Header.Get("Retry-After"); wait != "" {
+		resp.RetryAfter = retryAfter(wait, answer.Header.Get("Date"), time.Now())
+	}
+	if 300 <= answer.StatusCode && answer.StatusCode < 400 {
+		resp.Error = redirection(answer.Header.Get("Location"))
+	}
+	// After 101 the body is a conversation in another protocol.
+	if answer.ContentLength == 0 || answer.StatusCode == http.StatusSwitchingProtocols {
+		return
+	}
+	buffer := t.bodies.Get().(*[]byte)
+	defer t.bodies.Put(buffer)
+	n, err := io.ReadFull(answer.Body, *buffer)
+	if answer.Header.Get("Content-Encoding") == "" {
+		resp.Snippet = storable((*buffer)[:n], len(*buffer))
+	}
+	if err == nil && answer.ContentLength <= int64(n)+drainLimit {
+		io.CopyN(io.Discard, answer.Body, drainLimit)
+	}
+}
+
+// redirection names the host that an answer points to. Path and query stay out:
+// such URLs carry tokens.
+func redirection(location string) string {
+	u, err := url.Parse(location)
+	switch {
+	case location == "":
+		return "redirect without a Location, not followed"
+	case err != nil:
+		return "redirect to an unreadable Location, not followed"
+	case u.Host == "":
+		return "redirect on the same host, not followed"
+	}
+	return storable([]byte("redirect to "+u.Scheme+"://"+u.Host+", not followed"), maxErrorText)
+}
+
+// exchange is the context of one request on the wire, and what its dial and its
+// trace need to tell each other. In one value, because one is made per attempt.
+type exchange struct {
+	context.Context
+	deadline          time.Time
+	connected, reused bool
+	body              body
+	trace             httptrace.ClientTrace
+}
+
+type exchangeKey struct{}
+
+// Value lets a dial find the exchange that it is for, although net/http detaches
+// it from the request's deadline.
+func (x *exchange) Value(key any) any {
+	if key == (exchangeKey{}) {
+		return x
+	}
+	return x.Context.Value(key)
+}
+
+// body is a request's body; one request reads it once.
+type body struct{ bytes.Reader }
+
+func (*body) Close() error { return nil }
+
+// request makes the request.
+//
+// It has no GetBody, and that is what keeps net/http from sending it again:
+// HTTP/1 repeats a request on a fresh connection when a kept one fails under it
+// (Transport.roundTrip, shouldRetryRequest), HTTP/2 after GOAWAY and
+// REFUSED_STREAM (up to seven times, a second and more apart), both only with a
+// body that can be had again. So every request on the wire is an attempt that we
+// count, delay and log.
+func (x *exchange) request(to *target, fields http.Header, content []byte) *http.Request {
+	x.trace.GotConn = x.gotConn
+	r := &http.Request{
+		Method:     http.MethodPost,
+		URL:        to.url,
+		Proto:      "HTTP/1.1",
+		ProtoMajor: 1,
+		ProtoMinor: 1,
+		Header:     fields,
+		Host:       to.host,
+		Body:       http.NoBody,
+	}
+	if len(content) > 0 {
+		x.body.Reset(content)
+		r.Body, r.ContentLength = &x.body, int64(len(content))
+	}
+	return r.WithContext(httptrace.WithClientTrace(x, &x.trace))
+}
+
+// gotConn runs on the goroutine that called RoundTrip.
+func (x *exchange) gotConn(info httptrace.GotConnInfo) {
+	x.connected, x.reused = true, info.Reused
+}
+
+// dial connects to one host. Net/http lets a dial outlive the request that asked
+// for it; here it ends with that request's deadline, which so covers the name
+// look-up and is divided among the addresses, or with the transport.
+func (t *transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	verdicts := new(dialing)
+	ctx = context.WithValue(ctx, dialingKey{}, verdicts)
+	deadline := time.Now().Add(t.cfg.Timeout)
+	if x, ok := ctx.Value(exchangeKey{}).(*exchange); ok {
+		deadline = x.deadline
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	defer context.AfterFunc(t.open, cancel)()
+
+	conn, err := t.dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, explainDial(err, verdicts)
+	}
+	return conn, nil
+}
