@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
+
+	"postern/outbox/signature"
 )
 
 // Limits of custom headers. A receiver refuses a request whose headers exceed
@@ -18,7 +20,7 @@ const (
 )
 
 // header is one request header, its name in canonical form.
-type header struct{ Name, Value string }
+type header = signature.Header
 
 // invalidHeader says which custom header cannot be sent and why. It never shows
 // a value, which may be a credential.
@@ -95,7 +97,7 @@ func nextHeader(dec *json.Decoder) (header, error) {
 	if fault := valueFault(value); fault != "" {
 		return header{}, invalidHeader{shown(name), fault}
 	}
-	return header{http.CanonicalHeaderKey(name), value}, nil
+	return header{Name: http.CanonicalHeaderKey(name), Value: value}, nil
 }
 
 func checkName(name string) error {

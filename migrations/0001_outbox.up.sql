@@ -36,8 +36,8 @@ create table postern.endpoint (
 
   constraint "status is active, paused, disabled or deleted"
     check (status in ('active', 'paused', 'disabled', 'deleted')),
-  constraint "style is standard, github or stripe"
-    check (style in ('standard', 'github', 'stripe')),
+  constraint "style is standard, plain, github or stripe"
+    check (style in ('standard', 'plain', 'github', 'stripe')),
   constraint "timeout is between 100 ms and 5 minutes"
     check (timeout between interval '100 ms' and interval '5 minutes'),
   constraint "max_in_flight is at least 1"
@@ -182,8 +182,8 @@ create table postern.attempt (
   error       text,
   response    text,
 
-  constraint "outcome is delivered, retry, dead or released"
-    check (outcome in ('delivered', 'retry', 'dead', 'released'))
+  constraint "outcome is delivered, retry, dead or release"
+    check (outcome in ('delivered', 'retry', 'dead', 'release'))
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05);
 
 create index attempt_by_message on postern.attempt (outbox_id);

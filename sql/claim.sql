@@ -14,11 +14,18 @@ an operator's UPDATE. A governed destination is claimed elsewhere.
 Rows of one statement never come back twice and never exceed the quota: the
 limit works inside a materialized step, and skip locked leaves a row that
 another process is claiming. Zero rows: nothing due is free.
+
+The commit does not wait for the disk: a claim lost in a crash is only claimed
+again.
 */
-with wanted as materialized (
+with quick as materialized (
+  select set_config('synchronous_commit', 'off', true)
+),
+wanted as materialized (
   select w.destination, w.quota, w.floor_at, w.floor_id
     from unnest(@destinations::text[], @quotas::integer[], @floors_at::timestamptz[], @floors_id::bigint[])
          as w (destination, quota, floor_at, floor_id)
+   cross join quick
     left join postern.breaker b on b.destination = w.destination
    where b.destination is null
       or (coalesce(b.forced, b.state) = 'closed' and coalesce(b.hold_until <= now(), true))

@@ -1,18 +1,38 @@
 /*
-Destinations of deliveries written after @seen, the quick way to new work
+Destinations of deliveries written after @seen: the quick way to new work
 after a wake-up. Deliveries of transactions that commit late lie before @seen;
 the scan of find.sql comes upon those.
 
-Zero rows: nothing newer is due.
+Before it looks, it sets until when inserts are silent: with @quiet_us = 0 the
+next insert wakes us, otherwise none does for so many microseconds, because
+this process is about to look again anyway. Null leaves it as it is.
+
+One row without a destination says up to where it looked; zero rows: there is
+nothing newer.
 */
-with tail as materialized (
+with wake as materialized (
+  select case
+           when @quiet_us::bigint = 0 and last_value > n.now_us then setval('postern.wake_after', 0)
+           when @quiet_us::bigint > 0 then setval('postern.wake_after', n.now_us + @quiet_us::bigint)
+         end
+    from postern.wake_after
+   cross join (select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us) n
+),
+tail as materialized (
   select d.id, d.destination, d.next_attempt_at
-    from postern.delivery d
-   where d.id > @seen
-   order by d.id
-   limit 1000
+    from wake
+   cross join lateral (
+     select d.id, d.destination, d.next_attempt_at
+       from postern.delivery d
+      where d.id > @seen
+      order by d.id
+      limit 1000
+   ) d
 )
-select destination, max(id) as seen
+select null as destination, max(id) as seen
   from tail
- where next_attempt_at <= now()
- group by destination
+having max(id) is not null
+ union all
+(select distinct destination, null::bigint
+  from tail
+ where next_attempt_at <= now())

@@ -10,6 +10,9 @@ Writing an outcome a second time changes nothing.
 Rows come in order of delivery id and are locked in that order. Returns the
 claims that were still ours; a claim that is missing had been taken over,
 cancelled or deleted.
+
+A released delivery gets its attempt back. Where its request was cut short on
+the wire, the receiver may still be at work, so it waits out its lease.
 */
 with outcome as materialized (
   select *
@@ -43,17 +46,18 @@ changed as (
   update postern.delivery d
      set status          = case o.outcome when 'dead' then 'dead' else d.status end,
          reason          = o.reason,
-         attempts        = d.attempts - case o.outcome when 'released' then 1 else 0 end,
+         attempts        = d.attempts - case o.outcome when 'release' then 1 else 0 end,
          next_attempt_at = case o.outcome
                              when 'retry' then now() + o.delay_ms * interval '1 ms'
-                             when 'released' then greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms')
+                             when 'release' then case when o.sent then d.leased_until
+                                                       else greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms') end
                              else d.next_attempt_at
                            end,
          leased_until    = null,
          claim_id        = null,
          claimed_by      = null,
          last_status     = case when o.sent then o.status else d.last_status end,
-         last_error      = case when o.outcome = 'released' then d.last_error else o.error end
+         last_error      = case when o.outcome = 'release' then d.last_error else o.error end
     from outcome o
    where o.outcome <> 'delivered'
      and d.id = o.delivery_id

@@ -1,0 +1,159 @@
+package dispatcher
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// inlinePayload is up to how many bytes a payload comes with its claim. Larger
+// ones are read when their request starts, so that memory is bounded by what is
+// being sent.
+const inlinePayload = 16 << 10
+
+// ramp is how long after closing a breaker is still governed.
+const ramp = time.Minute
+
+// claimed is one row of claim.sql: a delivery that this process owns until its
+// lease runs out, with all that its request needs.
+type claimed struct {
+	ID            int64
+	ClaimID       int64
+	OutboxID      int64
+	EndpointID    *int64
+	Destination   string
+	NextAttemptAt time.Time
+	Attempts      int // with this one
+
+	MessageID    *string // nil: the message was deleted by hand
+	EventType    *string
+	ContentType  *string
+	PayloadBytes *int
+	Payload      *string // nil: too large to come along
+	Headers      []byte
+	URL          *string
+	MaxAttempts  *int
+	Expired      *bool
+
+	EndpointStatus  *string
+	Style           *string
+	Secret          *string
+	PreviousSecret  *string
+	EndpointHeaders []byte
+	Timeout         *time.Duration
+	BackoffBase     *time.Duration
+	BackoffCap      *time.Duration
+	PermanentCodes  []int
+}
+
+// claim takes what is due for the shares, and returns the deliveries with the
+// flights that hold their slots.
+func (d *Dispatcher) claim(ctx context.Context, shares []share) ([]claimed, []*flight, error) {
+	names := make([]string, len(shares))
+	quotas := make([]int32, len(shares))
+	at := make([]time.Time, len(shares))
+	ids := make([]int64, len(shares))
+	for i, s := range shares {
+		names[i], quotas[i] = s.of.name, int32(s.quota)
+		at[i], ids[i] = s.floor.at, s.floor.id
+	}
+	started := time.Now()
+	rows, err := query(ctx, d.db, "claim", pgx.StrictNamedArgs{
+		"destinations": names,
+		"quotas":       quotas,
+		"floors_at":    at,
+		"floors_id":    ids,
+		"dispatcher":   d.id,
+		"timeout":      d.cfg.Timeout,
+		"margin":       d.cfg.LeaseMargin,
+		"inline":       inlinePayload,
+	}, pgx.RowToStructByName[claimed])
+	if err != nil {
+		d.destinations.putBack(shares)
+		return nil, nil, err
+	}
+	cost := time.Since(started)
+	byName := make(map[string][]int, len(shares))
+	for i := range rows {
+		byName[rows[i].Destination] = append(byName[rows[i].Destination], i)
+	}
+	flights := make([]*flight, len(rows))
+	for _, s := range shares {
+		mine := byName[s.of.name]
+		var last floor
+		if len(mine) > 0 {
+			row := rows[mine[len(mine)-1]]
+			last = floor{row.NextAttemptAt, row.ID}
+		}
+		for i, f := range d.destinations.take(s, len(mine), last, started, cost) {
+			flights[mine[i]] = f
+		}
+	}
+	return rows, flights, nil
+}
+
+// found is one row of find.sql.
+type found struct {
+	N           int
+	Destination string
+	Due         bool
+	Governed    bool
+}
+
+// steps is how many destinations one scan looks at.
+const steps = 500
+
+// find goes on with the scan for destinations that have something due, and
+// reports whether it came to the end.
+func (d *Dispatcher) find(ctx context.Context) (ended bool, err error) {
+	rows, err := query(ctx, d.db, "find", pgx.StrictNamedArgs{
+		"after": d.foundUpTo,
+		"steps": steps,
+		"ramp":  ramp,
+	}, pgx.RowToStructByName[found])
+	if err != nil {
+		return false, err
+	}
+	for _, row := range rows {
+		if row.Due {
+			d.destinations.mark(row.Destination)
+		}
+	}
+	if len(rows) < steps {
+		d.foundUpTo = ""
+		return true, nil
+	}
+	d.foundUpTo = rows[len(rows)-1].Destination
+	return false, nil
+}
+
+// newer is one row of fresh.sql.
+type newer struct {
+	Destination *string
+	Seen        *int64
+}
+
+// wake says what inserts are to do until the next look.
+type wake = *int64
+
+func silence(d time.Duration) wake { us := d.Microseconds(); return &us }
+
+// fresh looks for deliveries written since it last looked.
+func (d *Dispatcher) fresh(ctx context.Context, quiet wake) error {
+	rows, err := query(ctx, d.db, "fresh", pgx.StrictNamedArgs{
+		"seen":     d.seen,
+		"quiet_us": quiet,
+	}, pgx.RowToStructByName[newer])
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		if row.Destination != nil {
+			d.destinations.mark(*row.Destination)
+		} else {
+			d.seen = *row.Seen
+		}
+	}
+	return nil
+}

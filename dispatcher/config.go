@@ -1,0 +1,53 @@
+package dispatcher
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"postern/outbox/signature"
+)
+
+// Config is everything a dispatcher is told. Durations and sizes have no
+// hidden meaning for zero unless a field says so; cmd/postern validates them.
+type Config struct {
+	DatabaseURL   string
+	ListenURL     string // a direct connection for LISTEN; empty: DatabaseURL
+	Schema        string
+	Version       string // of the program, for the dispatcher's row and User-Agent
+	SigningSecret signature.Secret
+
+	Slots         int           // POSTs at one time
+	Batch         int           // most deliveries in one claim, most outcomes in one record
+	Timeout       time.Duration // of one attempt, from name look-up to the last byte of the body
+	LeaseMargin   time.Duration // a lease lasts an attempt's timeout and this
+	MaxAttempts   int
+	BackoffBase   time.Duration
+	BackoffCap    time.Duration
+	RetryAfterCap time.Duration
+	PollInterval  time.Duration // between looks when nothing is due
+	ShutdownGrace time.Duration // for requests in flight when ctx ends
+	ResponseLimit int64         // bytes of an answer's body that are kept
+
+	AllowNetworks []netip.Prefix // addresses the guard lets through, private ones too
+	AllowHTTP     bool           // plain http:// is sent, not only https://
+	AllowPorts    []uint16       // empty: every port
+
+	// Cut, when closed, ends the grace at once. May be nil.
+	Cut <-chan struct{}
+
+	Log zerolog.Logger
+}
+
+func (c *Config) transport() transportConfig {
+	return transportConfig{
+		AllowNetworks:  c.AllowNetworks,
+		AllowHTTP:      c.AllowHTTP,
+		AllowPorts:     c.AllowPorts,
+		Timeout:        c.Timeout,
+		ResponseLimit:  int(c.ResponseLimit),
+		MaxIdlePerHost: c.Slots,
+		UserAgent:      "Postern/" + c.Version,
+	}
+}

@@ -1,0 +1,183 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"postern/outbox/signature"
+)
+
+// Reasons of deliveries that end without a request.
+const (
+	reasonDeleted   = "message_deleted"
+	reasonExpired   = "expired"
+	reasonUnknown   = "outcome of the last attempt unknown"
+	reasonExhausted = "max_attempts"
+	reasonSecret    = "no_secret"
+)
+
+// ended is what came of one claimed delivery, ready to be recorded.
+type ended struct {
+	c       *claimed
+	verdict verdict
+	reason  string
+	delay   time.Duration // until the next attempt
+	sent    bool          // a request was on the wire, or may have been
+	resp    response
+}
+
+// deliver is the story of one claimed delivery.
+func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight) {
+	defer d.flying.Done()
+	e, send := d.gate(ctx, c)
+	if send {
+		e = d.attempt(work, c)
+	}
+	d.destinations.land(slot, e.sent && e.verdict != verdictRelease)
+	d.outcomes <- e
+}
+
+// gate is the last look before a request. It ends deliveries that nothing needs
+// to be sent for, and releases those that may not be sent now.
+func (d *Dispatcher) gate(ctx context.Context, c *claimed) (e ended, send bool) {
+	e = ended{c: c, verdict: verdictDead}
+	switch {
+	case c.MessageID == nil:
+		e.reason = reasonDeleted
+	case deref(c.Expired):
+		e.reason = reasonExpired
+	case c.Attempts > d.maxAttempts(c):
+		// The attempt before this claim was the last, and whoever made it did
+		// not live to say how it went.
+		e.reason = reasonUnknown
+	case c.URL == nil || c.Destination == "invalid":
+		e.reason = reasonInvalidURL
+	case ctx.Err() != nil, c.EndpointStatus != nil && *c.EndpointStatus != "active":
+		e.verdict = verdictRelease
+	default:
+		return e, true
+	}
+	return e, false
+}
+
+func (d *Dispatcher) maxAttempts(c *claimed) int {
+	if c.MaxAttempts != nil {
+		return *c.MaxAttempts
+	}
+	return d.cfg.MaxAttempts
+}
+
+// attempt signs, sends and judges.
+func (d *Dispatcher) attempt(ctx context.Context, c *claimed) ended {
+	r, err := d.request(ctx, c)
+	if err != nil {
+		return d.unsendable(c, err)
+	}
+	resp := d.post.post(ctx, r)
+	o := classify(&resp, c.PermanentCodes, d.cfg.RetryAfterCap)
+	e := ended{c: c, verdict: o.Verdict, reason: o.Reason, sent: resp.Status != 0 || resp.Sent, resp: resp}
+	if o.Verdict == verdictRetry {
+		if c.Attempts >= d.maxAttempts(c) {
+			e.verdict, e.reason = verdictDead, reasonExhausted
+		} else {
+			e.delay = max(o.RetryAfter, d.backoff(c))
+		}
+	}
+	if o.Verdict == verdictRelease {
+		// Our own trouble: not at once again, and not all at the same time.
+		e.delay = time.Second + rand.N(time.Second)
+		if resp.Class == classCancelled {
+			d.lost.Add(1)
+		}
+	}
+	return e
+}
+
+func (d *Dispatcher) backoff(c *claimed) time.Duration {
+	base, limit := d.cfg.BackoffBase, d.cfg.BackoffCap
+	if c.BackoffBase != nil {
+		base = *c.BackoffBase
+	}
+	if c.BackoffCap != nil {
+		limit = *c.BackoffCap
+	}
+	return backoff(c.Attempts, base, limit, rand.Int64N)
+}
+
+// request puts together what goes on the wire: the stored bytes, signed for
+// this attempt.
+func (d *Dispatcher) request(ctx context.Context, c *claimed) (request, error) {
+	r := request{URL: *c.URL, ContentType: *c.ContentType}
+	r.Timeout = d.cfg.Timeout
+	if c.Timeout != nil {
+		r.Timeout = *c.Timeout
+	}
+	own, err := checkHeaders(c.Headers)
+	if err != nil {
+		return r, err
+	}
+	theirs, err := checkHeaders(c.EndpointHeaders)
+	if err != nil {
+		return r, err
+	}
+	r.Headers = mergeHeaders(theirs, own)
+	payload, err := d.payload(ctx, c)
+	if err != nil {
+		return r, err
+	}
+	r.Body = []byte(payload)
+	style, secrets, err := d.secrets(c)
+	if err != nil {
+		return r, err
+	}
+	r.Signed, err = signature.Headers(style, secrets, *c.MessageID, time.Now(), r.Body)
+	return r, err
+}
+
+// payload returns the stored bytes, reading them now where they did not come
+// with the claim.
+func (d *Dispatcher) payload(ctx context.Context, c *claimed) (string, error) {
+	if c.Payload != nil {
+		return *c.Payload, nil
+	}
+	rows, err := query(ctx, d.db, "body", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[string])
+	if err != nil {
+		return "", databaseError{err}
+	}
+	if len(rows) == 0 {
+		return "", errDeleted
+	}
+	return rows[0], nil
+}
+
+// secrets returns how a delivery is signed and with what, the current secret
+// first. A message with a bare target_url is signed with the one configured
+// secret.
+func (d *Dispatcher) secrets(c *claimed) (signature.Style, []signature.Secret, error) {
+	if c.EndpointID == nil {
+		return signature.Standard, d.signing, nil
+	}
+	style, err := signature.ParseStyle(deref(c.Style))
+	if err != nil {
+		return style, nil, secretError{err}
+	}
+	var list []signature.Secret
+	for _, text := range []*string{c.Secret, c.PreviousSecret} {
+		if text == nil {
+			continue
+		}
+		secret, err := d.keys.parse(*text)
+		if err != nil {
+			return style, nil, secretError{err}
+		}
+		list = append(list, secret)
+	}
+	if len(list) == 0 {
+		return style, nil, secretError{fmt.Errorf("endpoint %d has no secret", *c.EndpointID)}
+	}
+	return style, list, nil
+}

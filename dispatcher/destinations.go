@@ -1,0 +1,315 @@
+package dispatcher
+
+import (
+	"sync"
+	"time"
+)
+
+// slowAfter is how long a request may be out before its destination counts as
+// slow.
+const slowAfter = time.Second
+
+// forgetAfter is how long a destination is remembered with nothing to do.
+const forgetAfter = 10 * time.Minute
+
+// destinations is what this process knows of the destinations it sends to:
+// who has something due, who holds how many slots, who is slow. All of it is
+// a guess that the claim corrects. Safe for concurrent use.
+type destinations struct {
+	mu       sync.Mutex
+	slots    int
+	inFlight int
+	known    map[string]*destination
+	active   map[*destination]struct{} // those that hold slots
+	ready    []*destination            // those believed to have something due, in turn
+	freed    chan struct{}             // a slot came free; holds one
+}
+
+type destination struct {
+	name     string
+	inFlight int
+	oldest   *flight // requests in flight by age, a list
+	newest   *flight
+	quick    bool // the last answer came within slowAfter
+	ready    bool
+	used     time.Time
+
+	// Where live rows began when last claimed, and when that was last looked
+	// at from the very beginning.
+	floor     floor
+	swept     time.Time
+	sweepCost time.Duration
+}
+
+// floor is a place in the claim index. The zero floor is its beginning.
+type floor struct {
+	at time.Time
+	id int64
+}
+
+// flight is one claimed delivery that holds a slot.
+type flight struct {
+	of         *destination
+	since      time.Time
+	prev, next *flight
+}
+
+// share is how much of one destination the next claim may take.
+type share struct {
+	of    *destination
+	quota int
+	room  int // what it could take on top of quota
+	slow  bool
+	floor floor
+	sweep bool // from the very beginning
+}
+
+func newDestinations(slots int) *destinations {
+	return &destinations{
+		slots:  slots,
+		known:  map[string]*destination{},
+		active: map[*destination]struct{}{},
+		freed:  make(chan struct{}, 1),
+	}
+}
+
+// mark says that a destination has something due.
+func (ds *destinations) mark(name string) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	d := ds.known[name]
+	if d == nil {
+		d = &destination{name: name}
+		ds.known[name] = d
+	}
+	ds.queue(d)
+}
+
+// queue puts a destination at the end of the line, once.
+func (ds *destinations) queue(d *destination) {
+	d.used = time.Now()
+	if !d.ready {
+		d.ready = true
+		ds.ready = append(ds.ready, d)
+	}
+}
+
+// free returns the slots that are free.
+func (ds *destinations) free() int {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	return ds.slots - ds.inFlight
+}
+
+// choose takes the destinations whose turn it is out of the line and divides
+// up to limit rows among them: evenly, so that a deep backlog does not go
+// before a shallow one, and none above its allowance. Each share must be given
+// to take or to putBack.
+func (ds *destinations) choose(limit int, now time.Time) []share {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	limit = min(limit, ds.slots-ds.inFlight)
+	slowRoom := max(1, ds.slots*3/4) - ds.slowInFlight(now)
+	var shares []share
+	var blocked []*destination
+	looked, slow := 0, 0
+	for _, d := range ds.ready {
+		if len(shares) >= limit {
+			break
+		}
+		looked++
+		s := d.share(now)
+		s.room = ds.allowance(d, s.slow)
+		if s.room <= 0 || (s.slow && slow >= slowRoom) {
+			blocked = append(blocked, d)
+			continue
+		}
+		if s.slow {
+			slow++
+		}
+		d.ready = false
+		shares = append(shares, s)
+	}
+	ds.ready = append(blocked, ds.ready[looked:]...)
+	divide(shares, limit, slowRoom)
+	return shares
+}
+
+// share starts a share at the floor, or at the very beginning when it is time
+// to look there again: a transaction may have committed rows older than the
+// floor. The costlier that is, the more rarely.
+func (d *destination) share(now time.Time) share {
+	s := share{of: d, slow: !d.isQuick(now)}
+	if now.Sub(d.swept) > max(time.Second, 20*d.sweepCost) {
+		s.sweep = true
+	} else {
+		s.floor = d.floor
+	}
+	return s
+}
+
+// slowInFlight adds up the slots held by destinations that are slow or that
+// have not answered yet.
+func (ds *destinations) slowInFlight(now time.Time) int {
+	n := 0
+	for d := range ds.active {
+		if !d.isQuick(now) {
+			n += d.inFlight
+		}
+	}
+	return n
+}
+
+// allowance is how many more slots a destination may hold. One that answers
+// quickly may take all but an eighth of them; one that is slow, or that has not
+// answered yet, a quarter, and all of those together three quarters. So a lone
+// quick destination gets full speed and those that hang cannot take the house.
+func (ds *destinations) allowance(d *destination, slow bool) int {
+	if slow {
+		return max(1, ds.slots/4) - d.inFlight
+	}
+	return ds.slots - ds.slots/8 - d.inFlight
+}
+
+func (d *destination) isQuick(now time.Time) bool {
+	return d.quick && (d.oldest == nil || now.Sub(d.oldest.since) < slowAfter)
+}
+
+// divide hands out limit rows, a round at a time, until the room is used up;
+// slow ones have slowRoom between them.
+func divide(shares []share, limit, slowRoom int) {
+	for {
+		open := 0
+		for i := range shares {
+			if shares[i].wants(slowRoom) {
+				open++
+			}
+		}
+		if open == 0 || limit == 0 {
+			return
+		}
+		each := max(1, limit/open)
+		for i := range shares {
+			s := &shares[i]
+			if limit == 0 || !s.wants(slowRoom) {
+				continue
+			}
+			n := min(each, s.room, limit)
+			if s.slow {
+				n = min(n, slowRoom)
+				slowRoom -= n
+			}
+			s.quota += n
+			s.room -= n
+			limit -= n
+		}
+	}
+}
+
+func (s *share) wants(slowRoom int) bool {
+	return s.room > 0 && (!s.slow || slowRoom > 0)
+}
+
+// take notes that a share's claim has brought n rows, the last of them at
+// last, and returns the flights that now hold slots. A destination that gave
+// what it was asked for goes to the end of the line; another has nothing more
+// due.
+func (ds *destinations) take(s share, n int, last floor, now time.Time, cost time.Duration) []*flight {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	d := s.of
+	if s.sweep {
+		d.swept, d.sweepCost = now, cost
+	}
+	if n > 0 {
+		d.floor = last
+		ds.active[d] = struct{}{}
+	}
+	if n == s.quota {
+		ds.queue(d)
+	}
+	flights := make([]*flight, n)
+	for i := range flights {
+		flights[i] = d.begin(now)
+	}
+	ds.inFlight += n
+	return flights
+}
+
+// putBack returns shares whose claim failed to the line.
+func (ds *destinations) putBack(shares []share) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	for _, s := range shares {
+		ds.queue(s.of)
+	}
+}
+
+// land gives a flight's slot back. answered says that the destination did
+// answer, which is what makes it quick or slow.
+func (ds *destinations) land(f *flight, answered bool) {
+	now := time.Now()
+	ds.mu.Lock()
+	d := f.of
+	d.end(f)
+	d.used = now
+	if answered {
+		d.quick = now.Sub(f.since) < slowAfter
+	}
+	if d.inFlight == 0 {
+		delete(ds.active, d)
+	}
+	ds.inFlight--
+	ds.mu.Unlock()
+	select {
+	case ds.freed <- struct{}{}:
+	default:
+	}
+}
+
+// lookBack makes the next claim of a destination start at the very beginning:
+// a row may have gone back to where it was.
+func (ds *destinations) lookBack(name string) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	if d := ds.known[name]; d != nil {
+		d.swept = time.Time{}
+	}
+}
+
+// forget drops what has not been of use for a while.
+func (ds *destinations) forget(now time.Time) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	for name, d := range ds.known {
+		if d.inFlight == 0 && !d.ready && now.Sub(d.used) > forgetAfter {
+			delete(ds.known, name)
+		}
+	}
+}
+
+func (d *destination) begin(now time.Time) *flight {
+	f := &flight{of: d, since: now, prev: d.newest}
+	if d.newest != nil {
+		d.newest.next = f
+	} else {
+		d.oldest = f
+	}
+	d.newest = f
+	d.inFlight++
+	return f
+}
+
+func (d *destination) end(f *flight) {
+	if f.prev != nil {
+		f.prev.next = f.next
+	} else {
+		d.oldest = f.next
+	}
+	if f.next != nil {
+		f.next.prev = f.prev
+	} else {
+		d.newest = f.prev
+	}
+	d.inFlight--
+}

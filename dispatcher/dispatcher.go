@@ -1,0 +1,325 @@
+// Package dispatcher delivers the messages of an outbox. Run as many as you
+// like beside one database: Postgres coordinates them, and none knows of the
+// others.
+//
+// The life of a delivery is one line, and deliver.go reads like it:
+//
+//	enqueue → claim → breaker gate → sign → POST → classify → record
+//
+// What is authoritative. The row in postern.delivery is the truth and the
+// database's clock schedules. A delivery may be claimed when it is pending,
+// due, and its lease is null or past; there is no state for "being sent" in
+// which a killed process could strand it. A claim takes a number from a
+// sequence, and every change of a claimed row but a success says that number:
+// whoever has lost the lease changes nothing. What this process keeps in memory
+// (which destinations have work, who is slow, where live rows begin) only
+// guesses what to ask for next; a wrong guess costs a query.
+//
+//	           claim                  2xx
+//	pending ──────────▶ pending ─────────────▶ (deleted: delivered)
+//	   ▲               with lease ──┐
+//	   │    failure, release,       │ attempts used up, 410, cannot be sent
+//	   └────── lease past ──────────┴─────────▶ dead
+//
+// Only what can be started now is claimed, so that a claimed delivery is on the
+// wire within milliseconds and its lease, an attempt's timeout and a margin,
+// covers one POST. No transaction is open during a request.
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+
+	"postern/migrations"
+	"postern/outbox/signature"
+)
+
+// ErrCut says that Run ended with work cut short: requests that were in flight
+// when the grace ran out, or outcomes that the database did not take. Nothing
+// is lost; their deliveries wait out their leases.
+var ErrCut = errors.New("stopped with work cut short")
+
+const (
+	heartbeatInterval = 5 * time.Second
+	// minIdle is the first wait after work has run out. Transactions whose
+	// insert saw that nobody needed waking commit within milliseconds.
+	minIdle = 2 * time.Millisecond
+)
+
+// Dispatcher is one process's part in the work. Its fields are set before the
+// loops start.
+type Dispatcher struct {
+	cfg  Config
+	log  zerolog.Logger
+	db   *database
+	post *transport
+	id   int64 // of this start, never used twice
+
+	destinations *destinations
+	outcomes     chan ended
+	signing      []signature.Secret // of messages with a bare target_url
+	keys         keyring            // of endpoints
+	wakeups      chan struct{}      // a hint that something is due; holds one
+	flying       sync.WaitGroup
+	lost         atomic.Int64 // requests cut and outcomes not recorded
+
+	// Used by the claiming loop alone.
+	seen      int64  // newest delivery that fresh has read
+	foundUpTo string // where find goes on
+	nextFind  time.Time
+}
+
+// Run claims and delivers until ctx ends, then lets the requests in flight
+// finish for the configured grace and records what is known. It returns nil
+// after a clean end, ErrCut when work was cut short, and another error when it
+// could not start. A database that goes away later is waited for without end.
+func Run(ctx context.Context, cfg Config) error {
+	d, err := start(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer d.db.pool.Close()
+	defer d.post.Close()
+
+	work, cutWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer cutWork()
+	known, cutRecords := context.WithCancel(context.WithoutCancel(ctx))
+	defer cutRecords()
+
+	var recorders sync.WaitGroup
+	for range writers {
+		recorders.Go(func() { d.record(known) })
+	}
+	var background sync.WaitGroup
+	background.Go(func() { d.beat(ctx) })
+
+	d.log.Info().Int64("dispatcher", d.id).Int("slots", cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
+	d.dispatch(ctx, work)
+
+	d.log.Info().Int("in_flight", cfg.Slots-d.destinations.free()).Msg("draining")
+	d.drain(cutWork)
+	close(d.outcomes)
+	deadline := time.AfterFunc(min(5*time.Second, cfg.ShutdownGrace/2), cutRecords)
+	recorders.Wait()
+	deadline.Stop()
+	background.Wait()
+	d.sayStopped(known)
+	if d.lost.Load() > 0 {
+		return ErrCut
+	}
+	return nil
+}
+
+// start connects, checks that the schema is the one this program was built
+// for, and joins the fleet.
+func start(ctx context.Context, cfg Config) (*Dispatcher, error) {
+	db, err := open(ctx, cfg.DatabaseURL, cfg.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	d := &Dispatcher{
+		cfg:          cfg,
+		log:          cfg.Log,
+		db:           db,
+		post:         newTransport(cfg.transport()),
+		destinations: newDestinations(cfg.Slots),
+		signing:      []signature.Secret{cfg.SigningSecret},
+		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
+		wakeups:      make(chan struct{}, 1),
+	}
+	if err := d.join(ctx); err != nil {
+		db.pool.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *Dispatcher) join(ctx context.Context) error {
+	conn, err := d.db.pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	status, err := migrations.Check(ctx, conn.Conn(), d.cfg.Schema)
+	conn.Release()
+	if err != nil {
+		return fmt.Errorf("check the schema: %w", err)
+	}
+	if !status.Current() {
+		return schemaError(d.cfg.Schema, status)
+	}
+	return d.register(ctx)
+}
+
+func schemaError(schema string, status migrations.Status) error {
+	switch {
+	case status.Version > status.Latest:
+		return &migrations.NewerError{Version: status.Version, Latest: status.Latest}
+	case status.Dirty:
+		return fmt.Errorf("schema %q: a migration to version %d is running or was cut short: wait for it, or run `postern migrate up`", schema, status.Version)
+	default:
+		return fmt.Errorf("schema %q has version %d and this program needs %d: run `postern migrate up`", schema, status.Version, status.Latest)
+	}
+}
+
+func (d *Dispatcher) register(ctx context.Context) error {
+	host, _ := os.Hostname()
+	type registered struct{ ID, Seen int64 }
+	rows, err := query(ctx, d.db, "register", pgx.StrictNamedArgs{
+		"host": host, "pid": os.Getpid(), "version": d.cfg.Version, "slots": d.cfg.Slots,
+	}, pgx.RowToStructByName[registered])
+	if sqlstate(err) == readOnly {
+		return fmt.Errorf("the server is read-only (a standby in recovery, or default_transaction_read_only): no request is sent whose result could not be recorded: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	d.id, d.seen = rows[0].ID, rows[0].Seen
+	return nil
+}
+
+// dispatch claims and starts deliveries until ctx ends. Requests run in work.
+func (d *Dispatcher) dispatch(ctx, work context.Context) {
+	idle, failures := minIdle, 0
+	for ctx.Err() == nil {
+		n, err := d.round(ctx, work)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			failures++
+			if failures == 1 {
+				d.log.Error().Err(err).Msg("claiming failed; waiting for the database")
+			}
+			pause(ctx, 100*time.Millisecond+backoff(failures, 100*time.Millisecond, 2*time.Second, rand.Int64N))
+		case n > 0:
+			if failures > 0 {
+				d.log.Info().Int("failures", failures).Msg("claiming again")
+			}
+			idle, failures = minIdle, 0
+		default:
+			failures = 0
+			d.await(ctx, idle)
+			idle = min(2*idle, d.cfg.PollInterval)
+		}
+	}
+}
+
+// round looks for due work and starts what there are slots for. It returns how
+// many deliveries it started.
+func (d *Dispatcher) round(ctx, work context.Context) (int, error) {
+	if d.destinations.free() == 0 {
+		d.awaitSlot(ctx)
+		return 1, nil
+	}
+	if err := d.look(ctx); err != nil {
+		return 0, err
+	}
+	shares := d.destinations.choose(d.cfg.Batch, time.Now())
+	if len(shares) == 0 {
+		return 0, nil
+	}
+	// A claim that was sent is not cancelled: nobody would know whether its
+	// rows are ours.
+	rows, flights, err := d.claim(context.WithoutCancel(ctx), shares)
+	if err != nil {
+		return 0, err
+	}
+	for i := range rows {
+		d.flying.Add(1)
+		go d.deliver(ctx, work, &rows[i], flights[i])
+	}
+	return len(rows), nil
+}
+
+// look finds out what is due: new rows at every turn, all others by the scan,
+// which goes on at once only while it has not come to the end.
+func (d *Dispatcher) look(ctx context.Context) error {
+	if err := d.fresh(ctx, silence(0)); err != nil {
+		return err
+	}
+	if time.Now().Before(d.nextFind) {
+		return nil
+	}
+	started := time.Now()
+	ended, err := d.find(ctx)
+	if err != nil {
+		return err
+	}
+	wait := 20 * time.Since(started)
+	if ended {
+		wait = max(wait, d.cfg.PollInterval)
+		d.destinations.forget(started)
+	}
+	d.nextFind = time.Now().Add(wait)
+	return nil
+}
+
+// await waits for a wake-up or until it is time to look again.
+func (d *Dispatcher) await(ctx context.Context, idle time.Duration) {
+	timer := time.NewTimer(idle)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-d.wakeups:
+	}
+}
+
+func (d *Dispatcher) awaitSlot(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-d.destinations.freed:
+	}
+}
+
+// drain waits for the requests in flight: for the grace, or until told to cut.
+// Then it cancels them and waits for that.
+func (d *Dispatcher) drain(cutWork context.CancelFunc) {
+	done := make(chan struct{})
+	go func() { d.flying.Wait(); close(done) }()
+	grace := time.NewTimer(d.cfg.ShutdownGrace)
+	defer grace.Stop()
+	select {
+	case <-done:
+		return
+	case <-grace.C:
+	case <-d.cfg.Cut:
+	}
+	cutWork()
+	<-done
+}
+
+// beat says that this process is alive until ctx ends.
+func (d *Dispatcher) beat(ctx context.Context) {
+	for pause(ctx, heartbeatInterval) {
+		if err := d.heartbeat(ctx, "running"); err != nil && ctx.Err() == nil {
+			d.log.Warn().Err(err).Msg("heartbeat failed")
+		}
+	}
+}
+
+func (d *Dispatcher) heartbeat(ctx context.Context, state string) error {
+	_, err := query(ctx, d.db, "heartbeat", pgx.StrictNamedArgs{
+		"dispatcher": d.id,
+		"state":      state,
+		"in_flight":  d.cfg.Slots - d.destinations.free(),
+	}, pgx.RowTo[int64])
+	return err
+}
+
+func (d *Dispatcher) sayStopped(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := d.heartbeat(ctx, "stopped"); err != nil {
+		d.log.Warn().Err(err).Msg("could not say that this dispatcher has stopped")
+	}
+	d.log.Info().Int64("cut", d.lost.Load()).Msg("stopped")
+}

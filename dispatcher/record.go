@@ -1,0 +1,187 @@
+package dispatcher
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// How many writers record at one time, and how long an outcome waits for
+// others to be written with.
+const (
+	writers = 2
+	linger  = 3 * time.Millisecond
+)
+
+// record writes outcomes together until the channel is closed and empty.
+// Failures of the database are waited out, since what is known must not be
+// lost; ctx ends the waiting.
+func (d *Dispatcher) record(ctx context.Context) {
+	for first := range d.outcomes {
+		batch := append(make([]ended, 0, d.cfg.Batch), first)
+		timer := time.NewTimer(linger)
+	collect:
+		for len(batch) < d.cfg.Batch {
+			select {
+			case next, more := <-d.outcomes:
+				if !more {
+					break collect
+				}
+				batch = append(batch, next)
+			case <-timer.C:
+				break collect
+			}
+		}
+		timer.Stop()
+		d.write(ctx, batch)
+	}
+}
+
+// write records a batch. While the database is away it tries again. A batch
+// that the database refuses is split, so that one row that cannot be stored
+// does not hold up the others.
+func (d *Dispatcher) write(ctx context.Context, batch []ended) {
+	// Rows are locked in one order by every recorder.
+	slices.SortFunc(batch, func(a, b ended) int { return cmp.Compare(a.c.ID, b.c.ID) })
+	for try := 1; ; try++ {
+		err := d.writeOnce(ctx, batch)
+		if err == nil {
+			d.recorded(batch)
+			return
+		}
+		if refused(err) {
+			if len(batch) > 1 {
+				d.write(ctx, batch[:len(batch)/2])
+				d.write(ctx, batch[len(batch)/2:])
+				return
+			}
+			if try >= 5 {
+				d.log.Error().Err(err).Int64("delivery", batch[0].c.ID).Str("destination", batch[0].c.Destination).
+					Msg("outcome cannot be recorded; the delivery waits out its lease")
+				return
+			}
+		}
+		d.log.Error().Err(err).Int("outcomes", len(batch)).Msg("recording failed; trying again")
+		if !pause(ctx, 100*time.Millisecond+backoff(try, 100*time.Millisecond, 2*time.Second, rand.Int64N)) {
+			d.log.Error().Int("outcomes", len(batch)).Msg("stopped with outcomes not recorded; their deliveries wait out their leases")
+			d.lost.Add(int64(len(batch)))
+			return
+		}
+	}
+}
+
+// refused reports that the database is there and does not accept the rows, as
+// opposed to a state that passes: connections (08), resources (53),
+// interventions (57), locks (55, 40) and read-only servers (25).
+func refused(err error) bool {
+	code := sqlstate(err)
+	if len(code) != 5 {
+		return false
+	}
+	switch code[:2] {
+	case "08", "25", "40", "53", "55", "57", "58":
+		return false
+	}
+	return true
+}
+
+func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) error {
+	n := len(batch)
+	var (
+		deliveries, claims, outboxes      = make([]int64, n), make([]int64, n), make([]int64, n)
+		destinations, verdicts            = make([]string, n), make([]string, n)
+		classes, errs, responses, reasons = make([]*string, n), make([]*string, n), make([]*string, n), make([]*string, n)
+		sent, numbers, statuses           = make([]bool, n), make([]int32, n), make([]*int16, n)
+		ages, durations, delays           = make([]float64, n), make([]float32, n), make([]float64, n)
+	)
+	for i := range batch {
+		o := &batch[i]
+		deliveries[i], claims[i], outboxes[i] = o.c.ID, o.c.ClaimID, o.c.OutboxID
+		destinations[i], verdicts[i] = o.c.Destination, o.verdict.String()
+		classes[i], errs[i] = text(string(o.resp.Class)), text(o.resp.Error)
+		responses[i], reasons[i] = text(o.resp.Snippet), text(o.reason)
+		sent[i], numbers[i] = o.sent, int32(o.c.Attempts)
+		if o.resp.Status != 0 {
+			status := int16(o.resp.Status)
+			statuses[i] = &status
+		}
+		ages[i] = millis(time.Since(o.resp.Started))
+		durations[i] = float32(millis(o.resp.Duration))
+		delays[i] = millis(o.delay)
+	}
+	_, err := query(ctx, d.db, "record", pgx.StrictNamedArgs{
+		"delivery_ids": deliveries, "claim_ids": claims, "outbox_ids": outboxes,
+		"destinations": destinations, "outcomes": verdicts, "sent": sent,
+		"numbers": numbers, "ages_ms": ages, "durations_ms": durations,
+		"statuses": statuses, "classes": classes, "errors": errs, "responses": responses,
+		"reasons": reasons, "delays_ms": delays,
+		"dispatcher": d.id,
+	}, pgx.RowTo[int64])
+	return err
+}
+
+// text makes "" null.
+func text(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// recorded writes the one line that a request leaves in the log. What went
+// well is for debugging: a busy dispatcher would write nothing else.
+func (d *Dispatcher) recorded(batch []ended) {
+	for i := range batch {
+		o := &batch[i]
+		line := d.log.Debug()
+		switch o.verdict {
+		case verdictRetry, verdictRelease:
+			line = d.log.Info()
+		case verdictDead:
+			line = d.log.Warn()
+		}
+		if line == nil {
+			continue
+		}
+		line.Str("outcome", o.verdict.String()).
+			Str("message", deref(o.c.MessageID)).
+			Str("type", deref(o.c.EventType)).
+			Str("destination", o.c.Destination).
+			Int64("delivery", o.c.ID).
+			Int64("claim", o.c.ClaimID).
+			Int("attempt", o.c.Attempts).
+			Int("status", o.resp.Status).
+			Dur("took", o.resp.Duration).
+			Str("class", string(o.resp.Class)).
+			Str("reason", o.reason).
+			Dur("next_in", o.delay).
+			Str("error", o.resp.Error).
+			Msg("attempt")
+	}
+}
+
+func deref[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
+
+// pause waits and reports whether ctx still goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,201 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"postern/sql"
+)
+
+// settings make a session ours: nothing inherited from the role, the database
+// or the connection string is trusted. The limits are guardrails: lock_timeout
+// is the shortest, because waiting for a lock counts towards
+// statement_timeout as well. The planner settings take away plans that are
+// chosen on stale statistics and read a whole backlog for a few rows; every
+// statement here is meant to walk an index.
+const settings = `
+select set_config('application_name', 'postern', @local),
+       set_config('search_path', 'pg_catalog, pg_temp', @local),
+       set_config('timezone', 'UTC', @local),
+       set_config('lock_timeout', '2s', @local),
+       set_config('statement_timeout', '10s', @local),
+       set_config('idle_in_transaction_session_timeout', '5s', @local),
+       set_config('default_transaction_isolation', 'read committed', @local),
+       set_config('row_security', 'on', @local),
+       set_config('jit', 'off', @local),
+       set_config('enable_seqscan', 'off', @local),
+       set_config('enable_bitmapscan', 'off', @local),
+       set_config('enable_hashjoin', 'off', @local),
+       set_config('enable_mergejoin', 'off', @local)`
+
+const (
+	poolSize       = 6
+	acquireTimeout = 2 * time.Second
+)
+
+// database is the dispatcher's pool. Every statement is a transaction of its
+// own; none is open during a request. Safe for concurrent use.
+type database struct {
+	pool   *pgxpool.Pool
+	pacer  pacer
+	schema string
+	text   map[string]string // statements by verb
+	// Behind a transaction pooler a session belongs to nobody: settings are
+	// made in each transaction, and statements are not prepared.
+	pooled bool
+}
+
+// open connects and finds out what kind of connection it has. The URL is the
+// caller's to validate; errors do not contain it.
+func open(ctx context.Context, url, schema string) (*database, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	db := &database{schema: schema, text: map[string]string{}}
+	for _, verb := range sql.Verbs() {
+		db.text[verb] = sql.Load(verb, schema)
+	}
+	db.pooled, err = behindPooler(ctx, config.ConnConfig)
+	if err != nil {
+		return nil, err
+	}
+	if db.pooled {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	} else {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, settings, pgx.NamedArgs{"local": false})
+			return err
+		}
+	}
+	config.BeforeConnect = func(ctx context.Context, _ *pgx.ConnConfig) error { return db.pacer.wait(ctx) }
+	config.MaxConns = poolSize
+	config.MaxConnIdleTime = 5 * time.Minute
+	config.ConnConfig.ConnectTimeout = 5 * time.Second
+	db.pool, err = pgxpool.NewWithConfig(ctx, config)
+	return db, err
+}
+
+// behindPooler tells whether the process id that the connection was given at
+// its start is that of the backend that answers: a pooler invents one, since
+// it lends backends per transaction.
+func behindPooler(ctx context.Context, config *pgx.ConnConfig) (bool, error) {
+	config = config.Copy()
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	var pid uint32
+	if err := conn.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {
+		return false, err
+	}
+	return pid != conn.PgConn().PID(), nil
+}
+
+// query runs the statement of sql/<verb>.sql in a transaction of its own and
+// returns its rows.
+func query[T any](ctx context.Context, db *database, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) ([]T, error) {
+	acquire, cancel := context.WithTimeout(ctx, acquireTimeout)
+	conn, err := db.pool.Acquire(acquire)
+	cancel()
+	db.pacer.note(err)
+	if err != nil {
+		return nil, fmt.Errorf("%s: connection: %w", verb, err)
+	}
+	defer conn.Release()
+	var found []T
+	if db.pooled {
+		found, err = queryPooled(ctx, conn.Conn(), db.text[verb], args, row)
+	} else {
+		rows, _ := conn.Query(ctx, db.text[verb], args)
+		found, err = pgx.CollectRows(rows, row)
+	}
+	if err != nil {
+		if code := sqlstate(err); code == readOnly {
+			// The server was demoted: this session will never write again.
+			_ = conn.Conn().Close(ctx)
+		}
+		return nil, fmt.Errorf("%s: %w", verb, err)
+	}
+	return found, nil
+}
+
+// queryPooled sends settings and statement as one pipeline, in one
+// transaction, so that both run on the same backend.
+func queryPooled[T any](ctx context.Context, conn *pgx.Conn, text string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) (found []T, err error) {
+	batch := &pgx.Batch{}
+	batch.Queue(`begin isolation level read committed`)
+	batch.Queue(settings, pgx.NamedArgs{"local": true})
+	batch.Queue(text, args).Query(func(rows pgx.Rows) error {
+		found, err = pgx.CollectRows(rows, row)
+		return err
+	})
+	batch.Queue(`commit`)
+	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// SQLSTATEs that change what is done next.
+const (
+	readOnly         = "25006"
+	lockNotAvailable = "55P03"
+	queryCanceled    = "57014"
+	deadlockDetected = "40P01"
+)
+
+// sqlstate returns the SQLSTATE of a server's error, or "" when err is none.
+func sqlstate(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// pacer spaces connection attempts while the last one failed, so that a
+// database that comes back, or a pooler before it, is not met by a storm: at
+// most two a second from this process. Its zero value is ready.
+type pacer struct {
+	mu     sync.Mutex
+	failed bool
+	next   time.Time
+}
+
+// note takes the result of acquiring a connection.
+func (p *pacer) note(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failed = err != nil
+}
+
+// wait returns when another connection may be tried.
+func (p *pacer) wait(ctx context.Context) error {
+	p.mu.Lock()
+	if !p.failed {
+		p.mu.Unlock()
+		return nil
+	}
+	now := time.Now()
+	at := p.next
+	if at.Before(now) {
+		at = now
+	}
+	p.next = at.Add(500*time.Millisecond + rand.N(500*time.Millisecond))
+	p.mu.Unlock()
+	if !pause(ctx, at.Sub(now)) {
+		return ctx.Err()
+	}
+	return nil
+}

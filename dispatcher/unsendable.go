@@ -1,0 +1,70 @@
+package dispatcher
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"postern/outbox/signature"
+)
+
+// errDeleted says that a message was deleted while its delivery was claimed.
+var errDeleted = errors.New("the message was deleted")
+
+// databaseError is our own trouble: it costs no attempt.
+type databaseError struct{ err error }
+
+func (e databaseError) Error() string { return e.err.Error() }
+func (e databaseError) Unwrap() error { return e.err }
+
+// secretError is an endpoint that cannot be signed for.
+type secretError struct{ err error }
+
+func (e secretError) Error() string { return e.err.Error() }
+
+// unsendable ends a delivery whose request could not be put together. No
+// request was made.
+func (d *Dispatcher) unsendable(c *claimed, err error) ended {
+	e := ended{c: c, verdict: verdictDead, resp: response{Started: time.Now(), Error: err.Error()}}
+	var header invalidHeader
+	var ours databaseError
+	switch {
+	case errors.As(err, &ours):
+		e.verdict, e.delay = verdictRelease, time.Second+rand.N(time.Second)
+	case errors.Is(err, errDeleted):
+		e.reason = reasonDeleted
+	case errors.As(err, &header):
+		e.reason, e.resp.Class = reasonInvalidHeader, classInvalidHeader
+	default:
+		e.reason = reasonSecret
+	}
+	return e
+}
+
+// keyring remembers parsed secrets, since preparing a key costs more than
+// signing with it. Safe for concurrent use.
+type keyring struct {
+	mu   sync.Mutex
+	keys map[string]signature.Secret
+}
+
+// maxKeys bounds the keyring; it starts anew when full.
+const maxKeys = 10_000
+
+func (k *keyring) parse(text string) (signature.Secret, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s, ok := k.keys[text]; ok {
+		return s, nil
+	}
+	s, err := signature.PlainSecret(text)
+	if err != nil {
+		return s, err
+	}
+	if k.keys == nil || len(k.keys) >= maxKeys {
+		k.keys = map[string]signature.Secret{}
+	}
+	k.keys[text] = s
+	return s, nil
+}
