@@ -149,22 +149,17 @@ func foldName(name string) string {
 // reservedName reports whether a folded name may not be set by a producer: it
 // frames the request, belongs to the connection (naming a header in Connection
 // makes proxies drop that header, a signature for instance), describes the
-// body, invites a hidden second request, or is ours.
+// body, invites a hidden second request, or signs.
 func reservedName(folded string) bool {
 	switch folded {
 	case "host", "content-length", "transfer-encoding", "trailer", "te", "expect",
 		"connection", "keep-alive", "upgrade", "http2-settings",
 		"content-type", "content-encoding", "accept-encoding",
 		"idempotency-key", "x-idempotency-key",
-		"user-agent", "stripe-signature":
+		"user-agent":
 		return true
 	}
-	for _, prefix := range []string{"proxy-", "webhook-", "x-signature", "x-hub-signature"} {
-		if strings.HasPrefix(folded, prefix) {
-			return true
-		}
-	}
-	return false
+	return strings.HasPrefix(folded, "proxy-") || signature.Reserved(folded)
 }
 
 // shown is a name as an error may repeat it: a wrong name is somebody's input.
