@@ -17,7 +17,7 @@ func loopback() transportConfig {
 	}
 }
 
-func open(t *testing.T, cfg transportConfig) *transport {
+func newTestTransport(t *testing.T, cfg transportConfig) *transport {
 	t.Helper()
 	tr := newTransport(cfg)
 	t.Cleanup(tr.Close)
@@ -40,7 +40,7 @@ func TestPostSendsOneRequest(t *testing.T) {
 		io.WriteString(w, "thanks\x00")
 	}))
 	defer server.Close()
-	tr := open(t, loopback())
+	tr := newTestTransport(t, loopback())
 
 	resp := tr.post(t.Context(), request{
 		URL:         server.URL + "/hook?k=v#f",
