@@ -12,7 +12,7 @@ import (
 
 // grace is what the server gets to end the sessions of clients that have
 // disconnected.
-const grace = 10 * time.Second
+const grace = 5 * time.Second
 
 // drop removes a test's database, and fails the test for every session and
 // prepared transaction that it left behind.

@@ -98,20 +98,32 @@ func create(ctx context.Context) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{bin: bin, password: rand.Text(), runAs: runAs}
-	return c, c.claimDirectory()
+	if err := c.claimDirectory(); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 func (c *Cluster) claimDirectory() (err error) {
-	if c.dir, err = os.MkdirTemp(tempDir(), "postern-pg-"); err != nil {
-		return err
-	}
-	if c.runAs != nil {
-		if err := os.Chown(c.dir, int(c.runAs.Uid), int(c.runAs.Gid)); err != nil {
-			return err
-		}
-	}
-	c.watchdog, err = watch(c.dir, c.runAs)
+	c.dir, c.watchdog, err = guarded("postern-pg-", "data/postmaster.pid", c.runAs)
 	return err
+}
+
+// guarded makes a directory that its owner's processes may use, and that a
+// watchdog removes, having stopped the server whose pid file is in it.
+func guarded(prefix, pidFile string, owner *syscall.Credential) (string, *watchdog, error) {
+	dir, err := os.MkdirTemp(tempDir(), prefix)
+	if err != nil {
+		return "", nil, err
+	}
+	var w *watchdog
+	if err = give(dir, owner); err == nil {
+		w, err = watch(dir, pidFile, owner)
+	}
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, w, nil
 }
 
 // tempDir is the system's, except that root's own may be closed to the user
@@ -125,7 +137,7 @@ func tempDir() string {
 
 func (c *Cluster) initdb(ctx context.Context, settings map[string]string) error {
 	passwordFile := filepath.Join(c.dir, "password")
-	if err := c.writeFile(passwordFile, c.password); err != nil {
+	if err := writeFile(passwordFile, c.password, c.runAs); err != nil {
 		return err
 	}
 	locale := "C.UTF-8"
@@ -161,7 +173,7 @@ func (c *Cluster) initdb(ctx context.Context, settings map[string]string) error 
 // try.
 func (c *Cluster) startAnywhere(ctx context.Context) (err error) {
 	for range 3 {
-		if c.port, err = freePort(); err != nil {
+		if c.port, err = FreePort(); err != nil {
 			return err
 		}
 		if err = c.Start(ctx); err == nil || !strings.Contains(err.Error(), "could not create any TCP/IP sockets") {
@@ -171,9 +183,9 @@ func (c *Cluster) startAnywhere(ctx context.Context) (err error) {
 	return err
 }
 
-// freePort picks a port below the range that systems use for outgoing
-// connections: while a server is stopped, none of them may take its port.
-func freePort() (int, error) {
+// FreePort picks a port on 127.0.0.1 below the range that systems use for
+// outgoing connections: while a server is down, none of them can take its port.
+func FreePort() (int, error) {
 	for range 100 {
 		n, err := rand.Int(rand.Reader, big.NewInt(12_000))
 		if err != nil {
@@ -295,9 +307,6 @@ func (c *Cluster) Close() error {
 		// A killed postmaster left its pid behind; whose it is now nobody knows.
 		_ = os.Remove(filepath.Join(c.data(), "postmaster.pid"))
 	}
-	if c.watchdog == nil {
-		return os.RemoveAll(c.dir)
-	}
 	return c.watchdog.release()
 }
 
@@ -365,14 +374,19 @@ func (c *Cluster) data() string    { return filepath.Join(c.dir, "data") }
 func (c *Cluster) logName() string { return filepath.Join(c.dir, "log") }
 
 // writeFile writes a file that the server's user owns.
-func (c *Cluster) writeFile(name, content string) error {
+func writeFile(name, content string, owner *syscall.Credential) error {
 	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 		return err
 	}
-	if c.runAs == nil {
+	return give(name, owner)
+}
+
+// give changes the owner, unless we run the server as ourselves.
+func give(name string, owner *syscall.Credential) error {
+	if owner == nil {
 		return nil
 	}
-	return os.Chown(name, int(c.runAs.Uid), int(c.runAs.Gid))
+	return os.Chown(name, int(owner.Uid), int(owner.Gid))
 }
 
 func (c *Cluster) appendFile(name, content string) error {

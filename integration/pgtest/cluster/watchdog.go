@@ -20,8 +20,8 @@ type watchdog struct {
 const watchdogScript = `
 trap '' INT TERM HUP
 cat >/dev/null
-if [ -s "$1/data/postmaster.pid" ]; then
-	pid=$(head -n 1 "$1/data/postmaster.pid")
+if [ -s "$1/$2" ]; then
+	pid=$(head -n 1 "$1/$2")
 	kill -QUIT "$pid" 2>/dev/null
 	i=0
 	while kill -0 "$pid" 2>/dev/null && [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
@@ -29,8 +29,8 @@ fi
 rm -rf "$1"
 `
 
-func watch(dir string, runAs *syscall.Credential) (*watchdog, error) {
-	cmd := exec.Command("/bin/sh", "-c", watchdogScript, "watchdog", dir)
+func watch(dir, pidFile string, runAs *syscall.Credential) (*watchdog, error) {
+	cmd := exec.Command("/bin/sh", "-c", watchdogScript, "watchdog", dir, pidFile)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: runAs}
 	pipe, err := cmd.StdinPipe()
