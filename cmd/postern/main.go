@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"postern/dispatcher"
 )
 
 // Exit codes are part of the interface: process managers and scripts rely on them.
@@ -70,7 +72,7 @@ func run(ctx context.Context, cut <-chan struct{}, args, env []string, stdout, s
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "postern: %s\n", err)
 		return exitUsage
-	case errors.Is(err, errCutShort):
+	case errors.Is(err, dispatcher.ErrCut):
 		fmt.Fprintf(stderr, "postern: %s\n", err)
 		return exitCutShort
 	default:

@@ -64,7 +64,7 @@ func TestBoundsOfSettings(t *testing.T) {
 			}
 		})
 	}
-	if bounded < 15 {
+	if bounded < 10 {
 		t.Errorf("only %d settings have a range", bounded)
 	}
 }

@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
-)
 
-// errCutShort says that the process stopped before its work was done.
-var errCutShort = errors.New("stopped with requests cut short; their deliveries are due again when their leases end")
+	"postern/dispatcher"
+)
 
 type runCommand struct {
 	Database databaseSettings `embed:""`
@@ -20,5 +18,32 @@ func (c *runCommand) run(ctx context.Context, p process) error {
 	if c.PrintConfig {
 		return p.parser.printConfig(p.stdout)
 	}
-	return errors.New("this build has no dispatcher")
+	return dispatcher.Run(ctx, c.config(p))
+}
+
+func (c *runCommand) config(p process) dispatcher.Config {
+	s := c.Settings
+	return dispatcher.Config{
+		DatabaseURL:   c.Database.DatabaseURL,
+		ListenURL:     s.ListenURL,
+		Schema:        c.Database.Schema,
+		Version:       release(),
+		SigningSecret: s.secret,
+		Slots:         s.Slots,
+		Batch:         s.Batch,
+		Timeout:       s.Timeout,
+		LeaseMargin:   s.Lease - s.Timeout,
+		MaxAttempts:   s.MaxAttempts,
+		BackoffBase:   s.BackoffBase,
+		BackoffCap:    s.BackoffCap,
+		RetryAfterCap: s.RetryAfterCap,
+		PollInterval:  s.PollInterval,
+		ShutdownGrace: s.ShutdownGrace,
+		ResponseLimit: int64(s.ResponseLimit),
+		AllowNetworks: s.AllowNetworks,
+		AllowHTTP:     s.AllowHTTP,
+		AllowPorts:    s.AllowPorts,
+		Cut:           p.cut,
+		Log:           c.Log.logger(p.stderr),
+	}
 }

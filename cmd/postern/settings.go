@@ -26,8 +26,6 @@ var groups = []kong.Group{
 	{Key: "signing", Title: "Signing"},
 	{Key: "delivery", Title: "Delivery"},
 	{Key: "addresses", Title: "Addresses"},
-	{Key: "breaker", Title: "Circuit breakers"},
-	{Key: "observing", Title: "Observing"},
 	{Key: "log", Title: "Log"},
 }
 
@@ -74,18 +72,7 @@ type runSettings struct {
 
 	AllowNetworks networks `setting:"" placeholder:"CIDR,…" allowed:"networks such as 10.1.0.0/16, separated by commas" group:"addresses" help:"Networks that the address guard lets through although they are private, loopback or otherwise not public."`
 	AllowHTTP     bool     `name:"allow-http" setting:"" default:"false" group:"addresses" help:"Also deliver to http:// URLs, unencrypted."`
-	AllowPorts    ports    `setting:"" placeholder:"PORT,…" allowed:"ports from 1 to 65535, separated by commas" computed:"every port" group:"addresses" help:"Ports that the address guard lets through."`
-
-	BreakerWindow      time.Duration `setting:"" default:"60s" min:"1s" max:"1h" placeholder:"DURATION" group:"breaker" help:"Window over which failures are counted."`
-	BreakerRatio       ratio         `setting:"" default:"0.5" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of failures in the window that opens a destination's breaker."`
-	BreakerMinimum     int           `setting:"" default:"10" min:"1" max:"100000" placeholder:"N" group:"breaker" help:"Attempts in the window before the ratio counts."`
-	BreakerConsecutive int           `setting:"" default:"5" min:"1" max:"1000" placeholder:"N" group:"breaker" help:"Failures to connect in a row that open a breaker."`
-	BreakerCooldown    time.Duration `setting:"" default:"15s" min:"100ms" max:"1h" placeholder:"DURATION" group:"breaker" help:"How long a breaker stays open the first time. It doubles with every trip."`
-	BreakerCooldownCap time.Duration `setting:"" default:"15m" min:"100ms" max:"24h" placeholder:"DURATION" group:"breaker" help:"Longest time that a breaker stays open before it is probed."`
-	BreakerProbes      int           `setting:"" default:"2" min:"1" max:"100" placeholder:"N" group:"breaker" help:"Probes in a row that must succeed before a breaker closes."`
-	BreakerRamp        time.Duration `setting:"" default:"30s" min:"100ms" max:"1h" zero:"gives the full share at once" placeholder:"DURATION" group:"breaker" help:"Time over which a destination's share grows back after its breaker closed."`
-
-	HTTPAddr address `name:"http-addr" setting:"" allowed:"host:port, such as 127.0.0.1:9464, or :9464 for every interface" computed:"not served" placeholder:"ADDR" group:"observing" help:"Where metrics, health and the status page are served."`
+	AllowPorts    ports    `setting:"" placeholder:"PORT,…" allowed:"ports from 1 to 65535, separated by commas" computed:"80, 443 and every port from 1024" group:"addresses" help:"Ports that the address guard lets through."`
 
 	// secret is the signing secret, wherever it came from.
 	secret signature.Secret
@@ -112,10 +99,6 @@ func (s *runSettings) check(p *parser) (found []string) {
 	if s.BackoffCap < s.BackoffBase {
 		found = append(found, fmt.Sprintf("POSTERN_BACKOFF_CAP is %q, less than POSTERN_BACKOFF_BASE (allowed: %s to 7d)",
 			showDuration(s.BackoffCap), showDuration(s.BackoffBase)))
-	}
-	if s.BreakerCooldownCap < s.BreakerCooldown {
-		found = append(found, fmt.Sprintf("POSTERN_BREAKER_COOLDOWN_CAP is %q, less than POSTERN_BREAKER_COOLDOWN (allowed: %s to 24h)",
-			showDuration(s.BreakerCooldownCap), showDuration(s.BreakerCooldown)))
 	}
 	return found
 }

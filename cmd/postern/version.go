@@ -14,6 +14,15 @@ func (versionCommand) run(_ context.Context, p process) error {
 	return err
 }
 
+// release is the version alone, as a token that fits into a User-Agent.
+func release() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
+		return "devel"
+	}
+	return info.Main.Version
+}
+
 // version names the build: the module's version, the commit where it is known,
 // and what it was built with. Nothing is kept by hand, so nothing can drift.
 func version() string {
@@ -30,5 +39,5 @@ func version() string {
 			dirty = " with local changes"
 		}
 	}
-	return fmt.Sprintf("postern %s%s%s (%s, %s/%s)", info.Main.Version, revision, dirty, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("postern %s%s%s (%s, %s/%s)", release(), revision, dirty, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
