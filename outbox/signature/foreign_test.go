@@ -1,6 +1,7 @@
 package signature_test
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"net/http"
@@ -67,25 +68,25 @@ func TestForeignVerifiersAcceptWhatWeSign(t *testing.T) {
 	t.Parallel()
 	for _, v := range vectors {
 		for _, f := range verifiers {
-			body := v.bytes(t)
-			h := signed(t, f.style, v.keys(t), v.id, time.Unix(v.at, 0), body)
-			for i, text := range v.secrets {
+			body := bytes.Clone(v.Body)
+			h := signed(t, f.style, v.keys(t), v.ID, time.Unix(v.At, 0), body)
+			for i, text := range v.Secrets {
 				err := f.verify(text, body, h)
 				// A header with room for one signature bears the current secret's.
 				if one := f.scheme == "github" || f.scheme == "hmac"; one && i > 0 {
 					if err == nil {
-						t.Errorf("%s, %s: the old secret verified", f.name, v.name)
+						t.Errorf("%s, %s: the old secret verified", f.name, v.Name)
 					}
 					continue
 				}
 				if err != nil {
-					t.Errorf("%s, %s: %v", f.name, v.name, err)
+					t.Errorf("%s, %s: %v", f.name, v.Name, err)
 				}
 			}
 			for i := range body {
 				body[i] ^= 1
-				if f.verify(v.secrets[0], body, h) == nil {
-					t.Errorf("%s, %s: byte %d flipped and accepted", f.name, v.name, i)
+				if f.verify(v.Secrets[0], body, h) == nil {
+					t.Errorf("%s, %s: byte %d flipped and accepted", f.name, v.Name, i)
 				}
 				body[i] ^= 1
 			}
@@ -125,12 +126,12 @@ func TestForeignVerifiersWithTheirClocks(t *testing.T) {
 func TestWeVerifyWhatForeignCodeSigns(t *testing.T) {
 	t.Parallel()
 	for _, v := range vectors {
-		text, body, at := v.secrets[0], v.bytes(t), time.Unix(v.at, 0)
+		text, body, at := v.Secrets[0], bytes.Clone(v.Body), time.Unix(v.At, 0)
 		sw, err := standardwebhooks.NewWebhook(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		byStandard, err := sw.Sign(v.id, at, body)
+		byStandard, err := sw.Sign(v.ID, at, body)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,22 +139,22 @@ func TestWeVerifyWhatForeignCodeSigns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		bySvix, err := sx.Sign(v.id, at, body)
+		bySvix, err := sx.Sign(v.ID, at, body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		byStripe := "t=" + itoa(v.at) + ",v1=" + hex.EncodeToString(stripewebhook.ComputeSignature(at, body, text))
+		byStripe := "t=" + itoa(v.At) + ",v1=" + hex.EncodeToString(stripewebhook.ComputeSignature(at, body, text))
 		for _, c := range []struct {
 			scheme string
 			header http.Header
 		}{
-			{"standard", http.Header{"Webhook-Id": {v.id}, "Webhook-Timestamp": {itoa(v.at)}, "Webhook-Signature": {byStandard}}},
-			{"standard", http.Header{"Webhook-Id": {v.id}, "Webhook-Timestamp": {itoa(v.at)}, "Webhook-Signature": {bySvix}}},
+			{"standard", http.Header{"Webhook-Id": {v.ID}, "Webhook-Timestamp": {itoa(v.At)}, "Webhook-Signature": {byStandard}}},
+			{"standard", http.Header{"Webhook-Id": {v.ID}, "Webhook-Timestamp": {itoa(v.At)}, "Webhook-Signature": {bySvix}}},
 			{"stripe", http.Header{"Stripe-Signature": {byStripe}}},
 		} {
 			verify := func() error { return scheme(t, c.scheme).Verify(c.header, body, at, 0, v.keys(t)...) }
 			if err := verify(); err != nil {
-				t.Errorf("%s, %s: %v", v.name, c.scheme, err)
+				t.Errorf("%s, %s: %v", v.Name, c.scheme, err)
 			}
 			for i := range body {
 				body[i] ^= 1

@@ -18,8 +18,8 @@ import (
 func FuzzVerifyStandard(f *testing.F) {
 	key := secret(f, s1)
 	for _, v := range vectors {
-		if v.secrets[0] == s1 {
-			f.Add(v.id, itoa(v.at), v.standard, v.bytes(f))
+		if v.Secrets[0] == s1 {
+			f.Add(v.ID, itoa(v.At), v.Standard, v.Body)
 		}
 	}
 	right := standard("evt_1", itoa(noon))
@@ -59,8 +59,8 @@ func FuzzVerifyStandard(f *testing.F) {
 func FuzzVerifyStripe(f *testing.F) {
 	key := secret(f, s1)
 	for _, v := range vectors {
-		if v.secrets[0] == s1 && v.stripe != "" {
-			f.Add(v.stripe, v.bytes(f))
+		if v.Secrets[0] == s1 {
+			f.Add(v.Stripe, v.Body)
 		}
 	}
 	right := stripe(itoa(noon)).Get("Stripe-Signature")
@@ -85,7 +85,7 @@ func FuzzVerifyStripe(f *testing.F) {
 func FuzzVerifyHMAC(f *testing.F) {
 	key := secret(f, s1)
 	for _, v := range vectors {
-		f.Add(v.plain, v.bytes(f))
+		f.Add(v.Plain, v.Body)
 	}
 	value := "sha256=" + hex.EncodeToString(mac([]byte(s1), body))
 	for _, header := range []string{value, value[:70], value + "0", strings.ToUpper(value), "sha256=", "sha1=" + value[7:], ""} {

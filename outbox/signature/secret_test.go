@@ -81,11 +81,11 @@ func TestTrailingNewlineIsTheCallersDecision(t *testing.T) {
 func TestPlainSecretThatIsAlsoStandard(t *testing.T) {
 	t.Parallel()
 	v := vectors[1]
-	s, err := signature.PlainSecret(v.secrets[0])
+	s, err := signature.PlainSecret(v.Secrets[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := scheme(t, "standard").Verify(v.headers("standard"), v.bytes(t), at(v), 0, s); err != nil {
+	if err := scheme(t, "standard").Verify(v.headers("standard"), v.Body, at(v), 0, s); err != nil {
 		t.Error(err)
 	}
 	for _, text := range []string{"", " a", "a\t"} {

@@ -90,9 +90,9 @@ func TestSigningConcurrently(t *testing.T) {
 		group.Go(func() {
 			for range 100 {
 				for _, v := range vectors {
-					list, err := signature.Headers(signature.Standard, v.keys(t), v.id, time.Unix(v.at, 0), v.bytes(t))
-					if err != nil || list[2].Value != v.standard {
-						t.Errorf("%s: got %v, %v", v.name, list, err)
+					list, err := signature.Headers(signature.Standard, v.keys(t), v.ID, time.Unix(v.At, 0), v.Body)
+					if err != nil || list[2].Value != v.Standard {
+						t.Errorf("%s: got %v, %v", v.Name, list, err)
 						return
 					}
 				}
@@ -104,8 +104,8 @@ func TestSigningConcurrently(t *testing.T) {
 		group.Go(func() {
 			v := vectors[4]
 			for range 500 {
-				list, err := signature.Headers(signature.Stripe, shared, v.id, time.Unix(v.at, 0), v.bytes(t))
-				if err != nil || list[1].Value != v.stripe {
+				list, err := signature.Headers(signature.Stripe, shared, v.ID, time.Unix(v.At, 0), v.Body)
+				if err != nil || list[1].Value != v.Stripe {
 					t.Errorf("got %v, %v", list, err)
 					return
 				}
