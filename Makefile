@@ -1,7 +1,15 @@
 # `make` alone lists the targets: every target with a ## comment is one.
+# Nothing is needed beside Go, make and the network; what else a target needs
+# it installs where it may, or says in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-js
+.PHONY: help build test test-js lint schema check
+
+# The linter is built by go run, once for each version of it and of Go.
+golangci_lint := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+# What runs beside PostgreSQL: one throw-away cluster for the whole command.
+withpg := go run ./integration/withpg
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -9,10 +17,19 @@ help: ## list the targets
 build: ## build the binary into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/postern
 
-test: ## run every test
-	go test -race ./...
+test: ## run every test, on a PostgreSQL that it starts itself
+	race=$$(.ci/race) && $(withpg) go test $$race ./...
 
 test-js: ## check signatures with the JavaScript libraries that receivers use
 	@node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null || \
 		{ echo 'make test-js needs Node.js 20 or newer: https://nodejs.org/en/download' >&2; exit 1; }
 	cd integration/js && npm ci && node --test
+
+lint: ## look for mistakes; the linters and their reasons are in .golangci.yml
+	$(golangci_lint) run
+
+schema: ## rewrite migrations/schema.sql, the dump of the migrated schema
+	$(withpg) go test ./integration -run '^TestSchemaIsCurrent$$' -count=1 -update
+
+check: ## all that a change must pass, as .ci/run
+	.ci/run

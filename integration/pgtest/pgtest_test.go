@@ -55,7 +55,7 @@ func TestTemplateIsMigratedAndItsIdsAreBig(t *testing.T) {
 	low := pgtest.Rows[string](t, db, `
 select sequencename::text
 from pg_sequences
-where schemaname = 'postern' and data_type = 'bigint'::regtype and coalesce(last_value, 0) <= 1::bigint << 31`)
+where schemaname = 'postern' and data_type = 'bigint'::regtype and start_value = 1 and coalesce(last_value, 0) <= 1::bigint << 31`)
 	if len(low) > 0 {
 		t.Errorf("sequences below 2^31: %v", low)
 	}

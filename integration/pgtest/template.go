@@ -72,7 +72,7 @@ func (s *server) buildOnce(ctx context.Context, conn *pgx.Conn, name string) err
 	return err
 }
 
-// raiseSequences moves each sequence into a range of its own above 2^31.
+// raiseSequences moves each sequence that counts from one into a range of its own above 2^31.
 func (s *server) raiseSequences(ctx context.Context, database string) error {
 	conn, err := pgx.Connect(ctx, s.url(database))
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *server) raiseSequences(ctx context.Context, database string) error {
 select pg_catalog.setval(format('%I.%I', schemaname, sequencename)::regclass,
                          3000000000 + 1000000000 * row_number() over (order by sequencename))
 from pg_catalog.pg_sequences
-where schemaname = 'postern' and data_type = 'bigint'::regtype`)
+where schemaname = 'postern' and data_type = 'bigint'::regtype and start_value = 1`)
 	return err
 }
 

@@ -1,0 +1,64 @@
+package integration_test
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"regexp"
+	"testing"
+
+	"postern/integration/pgtest"
+	"postern/integration/pgtest/cluster"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// The dump shows in a review what a migration does to the schema, and is what
+// a reader may open instead of all migrations.
+func TestSchemaIsCurrent(t *testing.T) {
+	t.Parallel()
+	const golden = "../migrations/schema.sql"
+	db := pgtest.DB(t)
+	bin, err := cluster.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(bin.Path("pg_dump"), "--schema-only", "--no-owner", "--schema", "postern", db.URL)
+	cmd.Stderr = os.Stderr
+	dump, err := cmd.Output()
+	if err != nil {
+		t.Fatal("pg_dump:", err)
+	}
+	got := append([]byte("-- The schema as migrated, dumped by `make schema`. Do not edit.\n\n"), plain(dump)...)
+	if *update {
+		if err := os.WriteFile(golden, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(want) {
+		t.Errorf("%s is not what the migrations make; run `make schema` and review the difference", golden)
+	}
+}
+
+var (
+	noise      = regexp.MustCompile(`(?m)^(--.*|SET .*;|SELECT pg_catalog\.set_config.*|\\(un)?restrict .*)\n`)
+	blankLines = regexp.MustCompile(`\n{3,}`)
+)
+
+// plain leaves out what depends on pg_dump's version rather than on the
+// schema: comments, session settings, the key of psql's restricted mode.
+func plain(dump []byte) []byte {
+	dump = noise.ReplaceAll(dump, nil)
+	dump = blankLines.ReplaceAll(dump, []byte("\n\n"))
+	for len(dump) > 0 && dump[0] == '\n' {
+		dump = dump[1:]
+	}
+	return dump
+}
