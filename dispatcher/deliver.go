@@ -37,8 +37,13 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	if send {
 		e = d.attempt(work, c)
 	}
-	d.destinations.land(slot, e.sent && e.verdict != verdictRelease)
+	// The slot is held until the outcome is taken over: where outcomes cannot be
+	// recorded, nothing more is sent.
 	d.outcomes <- e
+	d.destinations.land(slot, e.sent && e.verdict != verdictRelease)
+	if e.verdict == verdictRelease {
+		d.destinations.lookBack(c.Destination)
+	}
 }
 
 // gate is the last look before a request. It ends deliveries that nothing needs

@@ -101,6 +101,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	var background sync.WaitGroup
 	background.Go(func() { d.beat(ctx) })
+	background.Go(func() { d.expire(ctx) })
 
 	d.log.Info().Int64("dispatcher", d.id).Int("slots", cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
 	d.dispatch(ctx, work)
@@ -120,8 +121,24 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 // start connects, checks that the schema is the one this program was built
-// for, and joins the fleet.
+// for, and joins the fleet. It waits for a database that is not there yet, and
+// gives up on one that is there and refuses.
 func start(ctx context.Context, cfg Config) (*Dispatcher, error) {
+	for try := 1; ; try++ {
+		d, err := tryStart(ctx, cfg)
+		if err == nil || !passes(err) || ctx.Err() != nil {
+			return d, err
+		}
+		if try == 1 {
+			cfg.Log.Error().Err(err).Msg("the database is not there; waiting for it")
+		}
+		if !pause(ctx, 500*time.Millisecond+backoff(try, 100*time.Millisecond, 2*time.Second, rand.Int64N)) {
+			return nil, err
+		}
+	}
+}
+
+func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	db, err := open(ctx, cfg.DatabaseURL, cfg.Schema)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -138,6 +155,7 @@ func start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	}
 	if err := d.join(ctx); err != nil {
 		db.pool.Close()
+		d.post.Close()
 		return nil, err
 	}
 	return d, nil

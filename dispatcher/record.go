@@ -74,19 +74,12 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 	}
 }
 
-// refused reports that the database is there and does not accept the rows, as
-// opposed to a state that passes: connections (08), resources (53),
-// interventions (57), locks (55, 40) and read-only servers (25).
+// refused reports that the database is there and does not accept the rows. A
+// read-only server may be a primary that was demoted: its successor will accept
+// them.
 func refused(err error) bool {
 	code := sqlstate(err)
-	if len(code) != 5 {
-		return false
-	}
-	switch code[:2] {
-	case "08", "25", "40", "53", "55", "57", "58":
-		return false
-	}
-	return true
+	return code != "" && code != readOnly && !passes(err)
 }
 
 func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) error {

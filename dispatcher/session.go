@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"time"
 
@@ -154,6 +156,23 @@ const (
 	queryCanceled    = "57014"
 	deadlockDetected = "40P01"
 )
+
+// passes reports whether an error of the database is a state that passes by
+// itself: no connection (no code, or 08), resources (53), locks and conflicts
+// (55, 40), interventions and restarts (57), I/O (58). Everything else is there
+// to stay until somebody mends it. Told by SQLSTATE, never by text.
+func passes(err error) bool {
+	code := sqlstate(err)
+	if len(code) != 5 {
+		var net net.Error
+		return pgconn.SafeToRetry(err) || errors.As(err, &net) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	}
+	switch code[:2] {
+	case "08", "40", "53", "55", "57", "58":
+		return true
+	}
+	return false
+}
 
 // sqlstate returns the SQLSTATE of a server's error, or "" when err is none.
 func sqlstate(err error) string {

@@ -1,0 +1,56 @@
+package dispatcher
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	expireInterval = 10 * time.Second
+	// lateCommits is for how long a transaction may stay open with messages in
+	// it that expire meanwhile, and have them noticed here. Those of a longer
+	// one are noticed when they are claimed.
+	lateCommits = time.Minute
+)
+
+// expire ends deliveries whose messages have expired while they waited, until
+// ctx ends. Every dispatcher does it; finding nothing costs one index look-up.
+func (d *Dispatcher) expire(ctx context.Context) {
+	var since time.Time
+	wait := expireInterval
+	for pause(ctx, wait) {
+		done, err := d.expireSince(ctx, since)
+		wait = expireInterval
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			d.log.Warn().Err(err).Msg("expiring failed")
+			continue
+		case done.More:
+			since, wait = done.Until, 0
+		default:
+			since = done.Until.Add(-lateCommits)
+		}
+		if done.Ended > 0 {
+			d.log.Warn().Int64("deliveries", done.Ended).Msg("expired before they could be sent")
+		}
+	}
+}
+
+// expiry is the row of expire.sql.
+type expiry struct {
+	Until time.Time
+	More  bool
+	Ended int64
+}
+
+func (d *Dispatcher) expireSince(ctx context.Context, since time.Time) (expiry, error) {
+	rows, err := query(ctx, d.db, "expire", pgx.StrictNamedArgs{"since": since}, pgx.RowToStructByName[expiry])
+	if err != nil {
+		return expiry{}, err
+	}
+	return rows[0], nil
+}
