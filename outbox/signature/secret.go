@@ -129,11 +129,11 @@ func (s Secret) GoString() string { return "signature.Secret(" + s.String() + ")
 
 // Format redacts for every verb: %d and its like would walk the fields.
 func (s Secret) Format(f fmt.State, verb rune) {
+	text := s.String()
 	if verb == 'v' && f.Flag('#') {
-		io.WriteString(f, s.GoString())
-		return
+		text = s.GoString()
 	}
-	io.WriteString(f, s.String())
+	_, _ = io.WriteString(f, text) // fmt has no way to say that it failed
 }
 
 // MarshalText redacts, so JSON and configuration dumps do too. What it writes

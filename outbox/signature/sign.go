@@ -88,7 +88,7 @@ func Headers(style Style, secrets []Secret, id string, at time.Time, body []byte
 	if err := checkInput(style, secrets, id, at); err != nil {
 		return nil, err
 	}
-	w := scratches.Get().(*scratch)
+	w := takeScratch()
 	defer scratches.Put(w)
 	seconds := strconv.FormatInt(at.Unix(), 10)
 	list := append(make([]Header, 0, 4), Header{HeaderID, id})
@@ -170,7 +170,14 @@ func Reserved(name string) bool {
 // an interface, and so would move each of them to the heap.
 type scratch struct{ prefix, sum, text []byte }
 
-var scratches = sync.Pool{New: func() any { return new(scratch) }}
+var scratches sync.Pool
+
+func takeScratch() *scratch {
+	if w, ok := scratches.Get().(*scratch); ok {
+		return w
+	}
+	return new(scratch)
+}
 
 func (w *scratch) standard(secrets []Secret, id, seconds string, body []byte) string {
 	w.standardPrefix(id, seconds)

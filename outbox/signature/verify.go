@@ -187,7 +187,7 @@ func verifyStandard(header http.Header, body []byte, now time.Time, tolerance ti
 		version, value, ok := strings.Cut(entry, ",")
 		found.add(ok, version, value)
 	}
-	w := scratches.Get().(*scratch)
+	w := takeScratch()
 	defer scratches.Put(w)
 	w.standardPrefix(id, seconds)
 	return found.match(w, body, secrets, true)
@@ -215,7 +215,7 @@ func verifyStripe(header http.Header, body []byte, now time.Time, tolerance time
 	if err := checkTime(seconds, HeaderStripe, now, tolerance); err != nil {
 		return err
 	}
-	w := scratches.Get().(*scratch)
+	w := takeScratch()
 	defer scratches.Put(w)
 	w.stripePrefix(seconds)
 	return found.match(w, body, secrets, false)
@@ -229,7 +229,7 @@ func (s Scheme) verifyHMAC(header http.Header, body []byte, secrets []Secret) er
 	value, ok := strings.CutPrefix(text, s.prefix)
 	found := candidates{header: s.header, encoding: s.encoding}
 	found.add(ok, "v1", value)
-	w := scratches.Get().(*scratch)
+	w := takeScratch()
 	defer scratches.Put(w)
 	w.prefix = w.prefix[:0]
 	return found.match(w, body, secrets, false)

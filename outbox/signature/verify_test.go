@@ -25,7 +25,7 @@ var sentinels = []error{
 func wantError(t testing.TB, got, want error) {
 	t.Helper()
 	for _, e := range sentinels {
-		if errors.Is(got, e) != (e == want) {
+		if errors.Is(got, e) != errors.Is(want, e) {
 			t.Errorf("got %v, want %v", got, want)
 			return
 		}
