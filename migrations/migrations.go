@@ -30,7 +30,7 @@ import (
 	"postern/sql"
 )
 
-//go:embed *.sql
+//go:embed [0-9]*.sql
 var files embed.FS
 
 const versionTable = "schema_migrations"
