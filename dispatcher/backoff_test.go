@@ -71,7 +71,8 @@ func TestBackoffsOfTwoProcessesDiffer(t *testing.T) {
 	same := 0
 	for attempt := 1; attempt <= 20; attempt++ {
 		// The global generator is seeded by the runtime, in each process anew.
-		if backoff(attempt, time.Second, time.Hour, rand.Int64N) == backoff(attempt, time.Second, time.Hour, rand.Int64N) {
+		one := backoff(attempt, time.Second, time.Hour, rand.Int64N)
+		if other := backoff(attempt, time.Second, time.Hour, rand.Int64N); one == other {
 			same++
 		}
 	}

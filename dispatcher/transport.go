@@ -279,7 +279,7 @@ func (t *transport) receive(resp *response, answer *http.Response) {
 		resp.Snippet = storable((*buffer)[:n], len(*buffer))
 	}
 	if err == nil && answer.ContentLength <= int64(n)+drainLimit {
-		io.CopyN(io.Discard, answer.Body, drainLimit)
+		_, _ = io.CopyN(io.Discard, answer.Body, drainLimit) // at worst the connection is not used again
 	}
 }
 

@@ -379,6 +379,8 @@ CREATE INDEX endpoint_by_tenant ON postern.endpoint USING btree (tenant) WHERE (
 
 CREATE UNIQUE INDEX "idempotency_key is unique within tenant" ON postern.outbox USING btree (tenant, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 
+CREATE INDEX outbox_expiring ON postern.outbox USING btree (expires_at) WHERE (expires_at IS NOT NULL);
+
 CREATE TRIGGER fan_out AFTER INSERT ON postern.outbox REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION postern.fan_out();
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
