@@ -68,6 +68,7 @@ type Dispatcher struct {
 	outcomes     chan ended
 	signing      []signature.Secret // of messages with a bare target_url
 	keys         keyring            // of endpoints
+	jobs         chan job           // to goroutines that wait for one
 	wakeups      chan struct{}      // a hint that something is due; holds one
 	flying       sync.WaitGroup
 	lost         atomic.Int64 // requests cut and outcomes not recorded
@@ -151,6 +152,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		destinations: newDestinations(cfg.Slots),
 		signing:      []signature.Secret{cfg.SigningSecret},
 		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
+		jobs:         make(chan job),
 		wakeups:      make(chan struct{}, 1),
 	}
 	if err := d.join(ctx); err != nil {
@@ -251,10 +253,47 @@ func (d *Dispatcher) round(ctx, work context.Context) (int, error) {
 		return 0, err
 	}
 	for i := range rows {
-		d.flying.Add(1)
-		go d.deliver(ctx, work, &rows[i], flights[i])
+		d.begin(job{ctx, work, &rows[i], flights[i]})
 	}
 	return len(rows), nil
+}
+
+// job is a claimed delivery and the slot it holds.
+type job struct {
+	ctx, work context.Context
+	c         *claimed
+	slot      *flight
+}
+
+// begin starts a job at once: on a goroutine that has just finished one, whose
+// stack has grown to what a request takes, or on a new one.
+func (d *Dispatcher) begin(j job) {
+	d.flying.Add(1)
+	select {
+	case d.jobs <- j:
+	default:
+		go d.work(j)
+	}
+}
+
+// idleWorker is how long a goroutine waits for its next job.
+const idleWorker = time.Second
+
+// work does its first job and those that come while it waits for another.
+func (d *Dispatcher) work(j job) {
+	timer := time.NewTimer(idleWorker)
+	defer timer.Stop()
+	for {
+		d.deliver(j.ctx, j.work, j.c, j.slot)
+		timer.Reset(idleWorker)
+		select {
+		case j = <-d.jobs:
+		case <-timer.C:
+			return
+		case <-j.ctx.Done():
+			return
+		}
+	}
 }
 
 // look finds out what is due: new rows at every turn, all others by the scan,

@@ -76,10 +76,10 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 
 // refused reports that the database is there and does not accept the rows. A
 // read-only server may be a primary that was demoted: its successor will accept
-// them.
+// them. A unique violation is our own first try, still under way.
 func refused(err error) bool {
 	code := sqlstate(err)
-	return code != "" && code != readOnly && !passes(err)
+	return code != "" && code != readOnly && code != uniqueViolation && !passes(err)
 }
 
 func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) error {

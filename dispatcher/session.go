@@ -155,6 +155,7 @@ const (
 	lockNotAvailable = "55P03"
 	queryCanceled    = "57014"
 	deadlockDetected = "40P01"
+	uniqueViolation  = "23505"
 )
 
 // passes reports whether an error of the database is a state that passes by

@@ -118,7 +118,7 @@ work and dead letters only; a delivered one is deleted in the statement that
 logs its attempt.
 
 No index contains a lease column, so that a claim is a HOT update; the free
-half of every page is where its new version goes. There is no foreign key: a
+half of every page is where its new version, a lease longer, goes. There is no foreign key: a
 lookup row that the application's transaction could wait for must not exist. */
 
 create sequence postern.claim_id;
@@ -149,7 +149,7 @@ create table postern.delivery (
   constraint "a lease has a claim and only a pending delivery has a lease"
     check ((leased_until is null) = (claim_id is null) and (claim_id is null or status = 'pending'))
 ) with (
-  fillfactor = 50,
+  fillfactor = 42,
   autovacuum_vacuum_scale_factor = 0.02,
   autovacuum_vacuum_threshold = 1000,
   autovacuum_analyze_scale_factor = 0.1,
@@ -165,12 +165,13 @@ comment on table postern.delivery is
 
 /* ----------------------------------------------------------------- attempt
 
-One request on the wire and what came of it. Its key is the claim, from a
-sequence, so it is unique over all processes, roughly in time order, and
-harmless to write twice. */
+One request on the wire and what came of it. The claim is a number never used
+twice, so an attempt is harmless to write twice; the message comes first in the
+key, so that its history is one look-up and goes with it. Rows lie on disk in
+the order of time, of which the BRIN index keeps a summary at next to no cost. */
 
 create table postern.attempt (
-  claim_id    bigint primary key,
+  claim_id    bigint not null,
   delivery_id bigint not null,
   outbox_id   bigint not null,
   started_at  timestamptz not null,
@@ -184,11 +185,13 @@ create table postern.attempt (
   error       text,
   response    text,
 
+  primary key (outbox_id, claim_id),
   constraint "outcome is delivered, retry, dead or release"
     check (outcome in ('delivered', 'retry', 'dead', 'release'))
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05);
 
-create index attempt_by_message on postern.attempt (outbox_id);
+create index attempt_by_time on postern.attempt using brin (started_at)
+  with (pages_per_range = 32, autosummarize = on);
 
 comment on table postern.attempt is
   'Append-only log of the requests that went on the wire.';

@@ -148,7 +148,7 @@ CREATE TABLE postern.delivery (
     CONSTRAINT "next_attempt_at is finite" CHECK (isfinite(next_attempt_at)),
     CONSTRAINT "status is pending, held, dead or cancelled" CHECK ((status = ANY (ARRAY['pending'::text, 'held'::text, 'dead'::text, 'cancelled'::text])))
 )
-WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.1', autovacuum_vacuum_cost_delay='0');
+WITH (fillfactor='42', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.1', autovacuum_vacuum_cost_delay='0');
 
 COMMENT ON TABLE postern.delivery IS 'One message on its way to one destination. Claimable when pending, due, and its lease is null or past.';
 
@@ -345,7 +345,7 @@ ALTER TABLE ONLY postern.delivery
     ADD CONSTRAINT "a message has one delivery per destination" UNIQUE (outbox_id, destination);
 
 ALTER TABLE ONLY postern.attempt
-    ADD CONSTRAINT attempt_pkey PRIMARY KEY (claim_id);
+    ADD CONSTRAINT attempt_pkey PRIMARY KEY (outbox_id, claim_id);
 
 ALTER TABLE ONLY postern.breaker
     ADD CONSTRAINT breaker_pkey PRIMARY KEY (destination);
@@ -371,7 +371,7 @@ ALTER TABLE ONLY postern.outbox
 ALTER TABLE ONLY postern.schema_migrations
     ADD CONSTRAINT schema_migrations_pkey PRIMARY KEY (version);
 
-CREATE INDEX attempt_by_message ON postern.attempt USING btree (outbox_id);
+CREATE INDEX attempt_by_time ON postern.attempt USING brin (started_at) WITH (pages_per_range='32', autosummarize='on');
 
 CREATE INDEX delivery_due ON postern.delivery USING btree (destination, next_attempt_at, id) WHERE (status = 'pending'::text);
 

@@ -5,7 +5,9 @@ or made dead.
 
 A success finishes its delivery whoever owns it by now: the receiver has the
 message. Everything else changes only a delivery that this claim still owns.
-Writing an outcome a second time changes nothing.
+Writing an outcome a second time changes nothing; while its first writing is
+still under way it fails with a unique violation (23505) and is tried again.
+(`on conflict` would cost every row a second WAL record.)
 
 Rows come in order of delivery id and are locked in that order. Returns the
 claims that were still ours; a claim that is missing had been taken over,
@@ -31,9 +33,11 @@ logged as (
           status, outcome, destination, class, error, response)
   select claim_id, delivery_id, outbox_id, now() - age_ms * interval '1 ms', @dispatcher, number, duration_ms,
          status, outcome, destination, class, error, response
-    from outcome
+    from outcome o
    where sent
-      on conflict (claim_id) do nothing
+     and not exists (
+           select from postern.attempt a
+            where a.outbox_id = o.outbox_id and a.claim_id = o.claim_id)
 ),
 delivered as (
   delete from postern.delivery d
