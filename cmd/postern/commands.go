@@ -22,9 +22,9 @@ type showVersion bool
 
 // BeforeReset is called by kong when the flag stands on the command line.
 func (showVersion) BeforeReset(k *kong.Kong) error {
-	fmt.Fprintln(k.Stdout, version())
+	_, err := fmt.Fprintln(k.Stdout, version())
 	k.Exit(exitDone)
-	return nil
+	return err
 }
 
 // IsBool tells kong that the flag takes no value.

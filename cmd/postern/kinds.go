@@ -43,15 +43,27 @@ type kind struct {
 }
 
 var kinds = []kind{
-	{reflect.TypeFor[string](), "text", func(s string) (any, error) { return s, nil }, func(v any) string { return v.(string) }},
-	{reflect.TypeFor[bool](), "true or false", parseBool, func(v any) string { return strconv.FormatBool(v.(bool)) }},
-	{reflect.TypeFor[int](), "whole number", parseInt, func(v any) string { return strconv.Itoa(v.(int)) }},
-	{reflect.TypeFor[ratio](), "share", parseRatio, func(v any) string { return strconv.FormatFloat(float64(v.(ratio)), 'g', -1, 64) }},
-	{reflect.TypeFor[time.Duration](), "duration", parseDuration, func(v any) string { return showDuration(v.(time.Duration)) }},
-	{reflect.TypeFor[byteSize](), "size", parseSize, func(v any) string { return showSize(v.(byteSize)) }},
-	{reflect.TypeFor[address](), "address", parseAddress, func(v any) string { return string(v.(address)) }},
-	{reflect.TypeFor[networks](), "networks", parseNetworks, func(v any) string { return showList(v.(networks)) }},
-	{reflect.TypeFor[ports](), "ports", parsePorts, func(v any) string { return showList(v.(ports)) }},
+	newKind("text", func(text string) (string, error) { return text, nil }, func(text string) string { return text }),
+	newKind("true or false", parseBool, strconv.FormatBool),
+	newKind("whole number", parseInt, strconv.Itoa),
+	newKind("share", parseRatio, func(r ratio) string { return strconv.FormatFloat(float64(r), 'g', -1, 64) }),
+	newKind("duration", parseDuration, showDuration),
+	newKind("size", parseSize, showSize),
+	newKind("address", parseAddress, func(a address) string { return string(a) }),
+	newKind("networks", parseNetworks, func(n networks) string { return showList(n) }),
+	newKind("ports", parsePorts, func(p ports) string { return showList(p) }),
+}
+
+func newKind[T any](noun string, parse func(string) (T, error), show func(T) string) kind {
+	return kind{
+		typ:   reflect.TypeFor[T](),
+		noun:  noun,
+		parse: func(text string) (any, error) { return parse(text) },
+		show: func(value any) string {
+			typed, _ := value.(T) // kindOf chose the kind by this very type
+			return show(typed)
+		},
+	}
 }
 
 func kindOf(typ reflect.Type) kind {
@@ -76,7 +88,7 @@ func (k kind) read(tag *kong.Tag, text string) (any, error) {
 }
 
 func (k kind) within(tag *kong.Tag, value any) bool {
-	if tag.Has("oneof") && !slices.Contains(strings.Split(tag.Get("oneof"), ","), value.(string)) {
+	if tag.Has("oneof") && !slices.Contains(strings.Split(tag.Get("oneof"), ","), k.show(value)) {
 		return false
 	}
 	number, isNumber := magnitude(value)
@@ -137,29 +149,29 @@ func (k kind) allowedClause(tag *kong.Tag) string {
 	return ""
 }
 
-func parseBool(text string) (any, error) {
+func parseBool(text string) (bool, error) {
 	switch text {
 	case "true":
 		return true, nil
 	case "false":
 		return false, nil
 	}
-	return nil, errors.New("not true or false")
+	return false, errors.New("not true or false")
 }
 
-func parseInt(text string) (any, error) {
+func parseInt(text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil {
-		return nil, errors.New("not a whole number")
+		return 0, errors.New("not a whole number")
 	}
 	return n, nil
 }
 
-func parseRatio(text string) (any, error) {
+func parseRatio(text string) (ratio, error) {
 	digits, percent := strings.CutSuffix(text, "%")
 	f, err := strconv.ParseFloat(digits, 64)
 	if err != nil || math.IsNaN(f) {
-		return nil, errors.New("not a share such as 0.5 or 50%")
+		return 0, errors.New("not a share such as 0.5 or 50%")
 	}
 	if percent {
 		f /= 100
@@ -171,7 +183,7 @@ var daysBefore = regexp.MustCompile(`^(\d{1,5})d(.*)$`)
 
 // parseDuration reads Go's notation and days in front of it: 10s, 1m30s, 7d.
 // A bare number has no unit and is refused, 0 excepted.
-func parseDuration(text string) (any, error) {
+func parseDuration(text string) (time.Duration, error) {
 	var days time.Duration
 	rest := text
 	if m := daysBefore.FindStringSubmatch(text); m != nil {
@@ -186,9 +198,9 @@ func parseDuration(text string) (any, error) {
 		return days + d, nil
 	}
 	if _, numeric := strconv.ParseFloat(text, 64); numeric == nil {
-		return nil, fmt.Errorf("a duration needs a unit: write %ss for seconds", text)
+		return 0, fmt.Errorf("a duration needs a unit: write %ss for seconds", text)
 	}
-	return nil, errors.New("not a duration such as 500ms, 10s, 5m, 4h or 7d")
+	return 0, errors.New("not a duration such as 500ms, 10s, 5m, 4h or 7d")
 }
 
 func showDuration(d time.Duration) string {
@@ -213,7 +225,7 @@ var sizeUnits = []struct {
 
 // parseSize reads a whole number with a unit of bytes: 16KiB. KB and kB are
 // refused, since people disagree about what they mean.
-func parseSize(text string) (any, error) {
+func parseSize(text string) (byteSize, error) {
 	if text == "0" {
 		return byteSize(0), nil
 	}
@@ -229,9 +241,9 @@ func parseSize(text string) (any, error) {
 		return byteSize(n * unit.bytes), nil
 	}
 	if _, err := strconv.ParseFloat(text, 64); err == nil {
-		return nil, errors.New("a size needs a unit: B, KiB, MiB or GiB")
+		return 0, errors.New("a size needs a unit: B, KiB, MiB or GiB")
 	}
-	return nil, errors.New("not a size such as 512B, 16KiB or 64MiB")
+	return 0, errors.New("not a size such as 512B, 16KiB or 64MiB")
 }
 
 func showSize(size byteSize) string {
@@ -243,7 +255,7 @@ func showSize(size byteSize) string {
 	return "0"
 }
 
-func parseNetworks(text string) (any, error) {
+func parseNetworks(text string) (networks, error) {
 	var list networks
 	for item := range strings.SplitSeq(text, ",") {
 		item = strings.TrimSpace(item)
@@ -259,18 +271,18 @@ func parseNetworks(text string) (any, error) {
 	return list, nil
 }
 
-func parseAddress(text string) (any, error) {
+func parseAddress(text string) (address, error) {
 	_, port, err := net.SplitHostPort(text)
 	if err != nil {
-		return nil, errors.New("not an address and a port")
+		return "", errors.New("not an address and a port")
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return nil, fmt.Errorf("%q is not a port", shorten(port))
+		return "", fmt.Errorf("%q is not a port", shorten(port))
 	}
 	return address(text), nil
 }
 
-func parsePorts(text string) (any, error) {
+func parsePorts(text string) (ports, error) {
 	var list ports
 	for item := range strings.SplitSeq(text, ",") {
 		port, err := strconv.ParseUint(strings.TrimSpace(item), 10, 16)

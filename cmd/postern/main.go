@@ -51,32 +51,28 @@ func run(ctx context.Context, cut <-chan struct{}, args, env []string, stdout, s
 	p := newParser(env, stdout, stderr)
 	command, err := p.parse(args)
 	for _, warning := range p.warnings {
-		fmt.Fprintf(stderr, "postern: warning: %s\n", warning)
+		tell(stderr, "warning: "+warning)
+	}
+	if err == nil && command != nil { // nil: --help or --version has said all there is
+		err = command.run(ctx, process{stdout: stdout, stderr: stderr, parser: p, cut: cut})
 	}
 	var usage *usageError
-	switch {
-	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "postern: %s\n", err)
-		return exitUsage
-	case err != nil:
-		fmt.Fprintf(stderr, "postern: %s\n", err)
-		return exitFailed
-	case command == nil: // --help and --version have said all there is
-		return exitDone
-	}
-
-	err = command.run(ctx, process{stdout: stdout, stderr: stderr, parser: p, cut: cut})
 	switch {
 	case err == nil:
 		return exitDone
 	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "postern: %s\n", err)
+		tell(stderr, err.Error())
 		return exitUsage
-	case errors.Is(err, dispatcher.ErrCut):
-		fmt.Fprintf(stderr, "postern: %s\n", err)
-		return exitCutShort
-	default:
-		fmt.Fprintf(stderr, "postern: %s\n", redact(err.Error()))
-		return exitFailed
 	}
+	tell(stderr, redact(err.Error()))
+	if errors.Is(err, dispatcher.ErrCut) {
+		return exitCutShort
+	}
+	return exitFailed
+}
+
+// tell writes a line for people. Where standard error is closed there is
+// nobody to hear it, and the exit code says the rest.
+func tell(stderr io.Writer, text string) {
+	_, _ = fmt.Fprintf(stderr, "postern: %s\n", text)
 }

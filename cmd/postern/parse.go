@@ -142,7 +142,11 @@ func (p *parser) parse(args []string) (command, error) {
 	if err := problems(p.problems); err != nil {
 		return nil, err
 	}
-	return ctx.Selected().Target.Addr().Interface().(command), nil
+	selected, ok := ctx.Selected().Target.Addr().Interface().(command)
+	if !ok {
+		return nil, fmt.Errorf("%s has no run method", ctx.Command())
+	}
+	return selected, nil
 }
 
 // check runs the rules that concern more than one setting of the command.
