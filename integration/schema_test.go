@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strings"
 	"testing"
 
 	"postern/integration/pgtest"
@@ -42,9 +43,28 @@ func TestSchemaIsCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(got) != string(want) {
-		t.Errorf("%s is not what the migrations make; run `make schema` and review the difference", golden)
+	if line, now, before := difference(string(got), string(want)); line > 0 {
+		t.Errorf("%s is not what the migrations make; run `make schema` and review the difference, which begins at line %d:\n- %s\n+ %s",
+			golden, line, before, now)
 	}
+}
+
+// difference finds the first line in which two texts differ: 0 if in none.
+func difference(a, b string) (line int, inA, inB string) {
+	as, bs := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := range max(len(as), len(bs)) {
+		inA, inB = "(the end)", "(the end)"
+		if i < len(as) {
+			inA = as[i]
+		}
+		if i < len(bs) {
+			inB = bs[i]
+		}
+		if inA != inB {
+			return i + 1, inA, inB
+		}
+	}
+	return 0, "", ""
 }
 
 var (

@@ -199,7 +199,7 @@ func TestCertificates(t *testing.T) {
 			if (err == nil) != good || good && code != 200 {
 				t.Errorf("%s certificate %d: %d %v", proto, kind, code, err)
 			}
-			if good && (r.N("m") != 1 || r.Requests()[0].Proto != proto || string(r.Requests()[0].Body) != "x") {
+			if good && (r.N("m") != 1 || r.Requests()[0].Proto != proto || string(r.Requests()[0].Body) != "x" || r.Requests()[0].Conn != 1) {
 				t.Errorf("logged %+v", r.Requests()[0])
 			}
 		}

@@ -1,12 +1,14 @@
 package receiver
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"io"
 	stdlog "log"
@@ -49,7 +51,9 @@ func HTTP2(kind Certificate) Option {
 		if err := TLS(kind)(r); err != nil {
 			return err
 		}
-		r.http2 = &http.Server{Handler: http.HandlerFunc(r.serve2), TLSConfig: r.tls, ErrorLog: discard}
+		r.http2 = &http.Server{
+			Handler: http.HandlerFunc(r.serve2), TLSConfig: r.tls, ErrorLog: discard, ConnContext: withNumber,
+		}
 		return nil
 	}
 }
@@ -143,6 +147,7 @@ type countingListener struct {
 type countedConn struct {
 	net.Conn
 	receiver *Receiver
+	number   int
 }
 
 func (l countingListener) Accept() (net.Conn, error) {
@@ -150,8 +155,11 @@ func (l countingListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.receiver.log.connected(c)
-	return countedConn{c, l.receiver}, nil
+	number, ok := l.receiver.log.connected(c)
+	if !ok { // closing
+		return nil, errors.Join(net.ErrClosed, c.Close())
+	}
+	return countedConn{c, l.receiver, number}, nil
 }
 
 func (c countedConn) Close() error {
@@ -159,10 +167,23 @@ func (c countedConn) Close() error {
 	return c.Conn.Close()
 }
 
+// numberKey is the context key of a connection's number.
+type numberKey struct{}
+
+func withNumber(ctx context.Context, c net.Conn) context.Context {
+	if secure, ok := c.(*tls.Conn); ok {
+		if counted, ok := secure.NetConn().(countedConn); ok {
+			return context.WithValue(ctx, numberKey{}, counted.number)
+		}
+	}
+	return ctx
+}
+
 // serve2 hands a request of the net/http server to the script.
 func (r *Receiver) serve2(w http.ResponseWriter, req *http.Request) {
+	number, _ := req.Context().Value(numberKey{}).(int)
 	x := &Exchange{receiver: r, w: w, r: req, body: req.Body, Request: &Request{
-		Arrived: time.Now(), Method: req.Method, Target: req.RequestURI, Proto: req.Proto,
+		Arrived: time.Now(), Conn: number, Method: req.Method, Target: req.RequestURI, Proto: req.Proto,
 		Header: req.Header, Host: req.Host, ID: req.Header.Get("Webhook-Id"),
 	}}
 	x.serve()
