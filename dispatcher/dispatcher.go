@@ -70,6 +70,7 @@ type Dispatcher struct {
 	keys         keyring            // of endpoints
 	jobs         chan job           // to goroutines that wait for one
 	wakeups      chan struct{}      // a hint that something is due; holds one
+	listener     *listener
 	flying       sync.WaitGroup
 	lost         atomic.Int64 // requests cut and outcomes not recorded
 
@@ -103,6 +104,7 @@ func Run(ctx context.Context, cfg Config) error {
 	var background sync.WaitGroup
 	background.Go(func() { d.beat(ctx) })
 	background.Go(func() { d.expire(ctx) })
+	background.Go(func() { d.listener.run(ctx) })
 
 	d.log.Info().Int64("dispatcher", d.id).Int("slots", cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
 	d.dispatch(ctx, work)
@@ -176,7 +178,11 @@ func (d *Dispatcher) join(ctx context.Context) error {
 	if !status.Current() {
 		return schemaError(d.cfg.Schema, status)
 	}
-	return d.register(ctx)
+	if err := d.register(ctx); err != nil {
+		return err
+	}
+	d.listener, err = newListener(d.cfg.ListenURL, d)
+	return err
 }
 
 func schemaError(schema string, status migrations.Status) error {

@@ -1,0 +1,320 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgxlisten"
+	"github.com/rs/zerolog"
+
+	"postern/sql"
+)
+
+const (
+	// echoInterval is how long a connection may be silent before it is asked
+	// whether it is still there, and echoLimit how long the answer may take: a
+	// half-dead connection is noticed within their sum.
+	echoInterval = 5 * time.Second
+	echoLimit    = 8 * time.Second
+	// selfTest is how long the first echo of a connection may take before it is
+	// said that notifications do not arrive.
+	selfTest = 2 * time.Second
+	// deafRetry is how long a connection of a pooler on which nothing was ever
+	// heard keeps us from trying another.
+	deafRetry = time.Minute
+)
+
+// listener keeps a connection of its own on which it hears what others
+// announce. Every notification is a hint: it makes this process look at once
+// where it would have looked a little later, and its payload is not believed.
+//
+// The connection is silent for hours while nothing happens, and silent for
+// ever when something between us and the server has forgotten it. So it is
+// tested: the process notifies itself through the pool and expects to hear it.
+type listener struct {
+	log    zerolog.Logger
+	db     *database
+	config *pgx.ConnConfig
+	echo   string // our own channel
+	// Hooks, set before run: a notification of the channel, or a new connection
+	// on which others may have been missed. They must not block.
+	onWake, onBreaker func()
+
+	connected chan *pgx.Conn // a connection that listens now; holds one
+	sound     chan struct{}  // something was heard; holds one
+	heard     atomic.Int64   // when, in Unix nanoseconds
+	works     atomic.Bool    // notifications arrive
+	pooled    atomic.Bool    // the connection is a pooler's
+
+	mu      sync.Mutex
+	tries   int       // connections in a row on which nothing was heard
+	notNow  time.Time // before which no other connection is tried
+	silence string    // what was said to the log about the listener's state
+}
+
+func newListener(url string, d *Dispatcher) (*listener, error) {
+	if url == "" {
+		url = d.cfg.DatabaseURL
+	}
+	// The pool's parser, which knows its own settings in the URL.
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	conn := config.ConnConfig
+	conn.ConnectTimeout = 5 * time.Second
+	conn.RuntimeParams["application_name"] = "postern-listen"
+	conn.DefaultQueryExecMode = pgx.QueryExecModeExec
+	wake := &wakeUps{to: d.wakeups}
+	return &listener{
+		onWake:    wake.hint,
+		log:       d.log,
+		db:        d.db,
+		config:    conn,
+		echo:      sql.Channel("echo"+strconv.FormatInt(d.id, 36), d.cfg.Schema),
+		connected: make(chan *pgx.Conn, 1),
+		sound:     make(chan struct{}, 1),
+	}, nil
+}
+
+// wakeInterval is the least time between two hints of new work that are
+// followed; the second of them is followed late. Anybody may send notifications.
+const wakeInterval = 2 * time.Millisecond
+
+// wakeUps passes hints of new work on to the claiming loop, the first at once.
+type wakeUps struct {
+	to      chan<- struct{}
+	mu      sync.Mutex
+	last    time.Time
+	waiting bool
+}
+
+func (w *wakeUps) hint() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.waiting {
+		return
+	}
+	if early := wakeInterval - time.Since(w.last); early > 0 {
+		w.waiting = true
+		time.AfterFunc(early, func() {
+			w.mu.Lock()
+			w.waiting = false
+			w.mu.Unlock()
+			w.hint()
+		})
+		return
+	}
+	w.last = time.Now()
+	select {
+	case w.to <- struct{}{}:
+	default:
+	}
+}
+
+// run listens until ctx ends.
+func (l *listener) run(ctx context.Context) {
+	loop := pgxlisten.Listener{Connect: l.connect, LogError: l.failed, ReconnectDelay: -1}
+	loop.Handle(sql.Channel("wake", l.db.schema), handler{l, l.onWake})
+	loop.Handle(sql.Channel("breaker", l.db.schema), handler{l, l.onBreaker})
+	loop.Handle(l.echo, handler{l, nil})
+	var watching sync.WaitGroup
+	watching.Go(func() { l.watch(ctx) })
+	// It returns when ctx ends; everything else it waits out and tells failed.
+	_ = loop.Listen(ctx)
+	watching.Wait()
+}
+
+// handler passes hints on. pgxlisten calls HandleBacklog once it listens to
+// the channel of a new connection.
+type handler struct {
+	l    *listener
+	hint func()
+}
+
+func (h handler) HandleNotification(context.Context, *pgconn.Notification, *pgx.Conn) error {
+	h.l.heard.Store(time.Now().UnixNano())
+	select {
+	case h.l.sound <- struct{}{}:
+	default:
+	}
+	if h.hint != nil {
+		h.hint()
+	}
+	return nil
+}
+
+func (h handler) HandleBacklog(_ context.Context, _ string, conn *pgx.Conn) error {
+	if h.hint != nil {
+		h.hint()
+		return nil
+	}
+	select {
+	case <-h.l.connected:
+	default:
+	}
+	h.l.connected <- conn
+	return nil
+}
+
+// listenSettings make the session ours. Before a pooler the first column is not
+// the process id that the connection was given.
+const listenSettings = `
+select pg_catalog.pg_backend_pid(),
+       pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
+       pg_catalog.set_config('idle_session_timeout', '0', false)`
+
+// connect opens the next connection, not too soon after one that failed.
+func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
+	l.mu.Lock()
+	wait := time.Until(l.notNow)
+	if l.tries > 0 {
+		wait = max(wait, 500*time.Millisecond+backoff(l.tries, 500*time.Millisecond, 2*time.Second, rand.Int64N))
+	}
+	l.tries++
+	l.mu.Unlock()
+	if !pause(ctx, wait) {
+		return nil, ctx.Err()
+	}
+	// The pool's pace holds here too, so that both together do not storm a
+	// database that is coming back.
+	if err := l.db.pacer.wait(ctx); err != nil {
+		return nil, err
+	}
+	conn, err := pgx.ConnectConfig(ctx, l.config)
+	if err != nil {
+		return nil, err
+	}
+	var pid uint32
+	if err := conn.QueryRow(ctx, listenSettings).Scan(&pid, nil, nil); err != nil {
+		_ = conn.Close(ctx)
+		return nil, err
+	}
+	l.pooled.Store(pid != conn.PgConn().PID())
+	return conn, nil
+}
+
+// watch tests the connection whenever it has been silent for a while, and
+// closes it when it does not hear.
+func (l *listener) watch(ctx context.Context) {
+	var conn *pgx.Conn
+	heard := false // anything, on this connection
+	for {
+		quiet := time.NewTimer(echoInterval - time.Since(time.Unix(0, l.heard.Load()))%echoInterval)
+		select {
+		case <-ctx.Done():
+			quiet.Stop()
+			return
+		case conn = <-l.connected:
+			quiet.Stop()
+			heard = false
+		case <-quiet.C:
+			if conn == nil || time.Since(time.Unix(0, l.heard.Load())) < echoInterval {
+				continue
+			}
+		}
+		switch l.test(ctx, !heard) {
+		case echoHeard:
+			heard = true
+			l.fine()
+		case echoLost:
+			if len(l.connected) == 0 {
+				l.drop(conn, heard)
+				conn = nil
+			}
+		}
+	}
+}
+
+// What came of an echo. It is unknown where it could not be sent: when the
+// database is away, the connection that listens is not to blame.
+type echo uint8
+
+const (
+	echoUnknown echo = iota
+	echoHeard
+	echoLost
+)
+
+// test sends an echo and waits for it. The first one of a connection that does
+// not come soon is said at once.
+func (l *listener) test(ctx context.Context, first bool) echo {
+	select {
+	case <-l.sound:
+	default:
+	}
+	if _, err := query(ctx, l.db, "echo", pgx.StrictNamedArgs{"channel": l.echo}, pgx.RowTo[bool]); err != nil {
+		return echoUnknown
+	}
+	soon, last := time.NewTimer(selfTest), time.NewTimer(echoLimit)
+	defer soon.Stop()
+	defer last.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return echoUnknown
+		case <-l.sound:
+			return echoHeard
+		case <-soon.C:
+			if first {
+				l.say("notifications do not arrive on this connection, as behind a pooler that lends connections by transaction; polling instead (POSTERN_LISTEN_URL may name a direct connection)", nil)
+			}
+		case <-last.C:
+			return echoLost
+		}
+	}
+}
+
+// drop closes a connection that does not hear; pgxlisten opens another. The
+// socket is closed under it, since it is waiting for something to read.
+func (l *listener) drop(conn *pgx.Conn, heard bool) {
+	l.works.Store(false)
+	if !heard && l.pooled.Load() {
+		l.mu.Lock()
+		l.notNow = time.Now().Add(deafRetry)
+		l.mu.Unlock()
+	}
+	l.say("the connection that listens for notifications is dead; polling until there is another", nil)
+	_ = conn.PgConn().Conn().Close()
+}
+
+// fine notes that notifications arrive.
+func (l *listener) fine() {
+	l.mu.Lock()
+	l.tries = 0
+	again := l.silence != ""
+	l.silence = ""
+	l.mu.Unlock()
+	if !l.works.Swap(true) && again {
+		l.log.Info().Msg("listening for notifications again")
+	}
+}
+
+// failed takes the errors of pgxlisten, one for each connection that was lost
+// or could not be had.
+func (l *listener) failed(ctx context.Context, err error) {
+	if ctx.Err() != nil || errors.Is(err, context.Canceled) {
+		return
+	}
+	l.works.Store(false)
+	l.say("listening for notifications failed; polling until it works again", err)
+}
+
+// say tells the log once, until notifications arrive again.
+func (l *listener) say(what string, err error) {
+	l.mu.Lock()
+	said := l.silence != ""
+	l.silence = what
+	l.mu.Unlock()
+	if !said {
+		l.log.Warn().Err(err).Msg(what)
+	}
+}

@@ -1,0 +1,138 @@
+// Package breaking tests what stops deliveries and what brings them back, on
+// fleets of dispatchers with real Postgres and real HTTP.
+package breaking
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"postern/dispatcher"
+	"postern/integration/fleet"
+	"postern/integration/pgtest"
+	"postern/integration/receiver"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// lines collects what a dispatcher says.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) count(part string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), part)
+}
+
+// config is fleet.Config with a log to look into and polls so rare that what
+// is quick was told by a notification.
+func config(t *testing.T, db *pgtest.Database) (dispatcher.Config, *lines) {
+	said := new(lines)
+	c := fleet.Config(t, db)
+	c.Log = zerolog.New(said)
+	return c, said
+}
+
+const listeners = `select count(*) from pg_stat_activity where datname = current_database() and application_name = 'postern-listen'`
+
+func insert(t testing.TB, db *pgtest.Database, url string) string {
+	t.Helper()
+	return pgtest.Scan[string](t, db,
+		`insert into postern.outbox (event_type, payload, target_url) values ('order.created', '{}', $1) returning message_id`, url)
+}
+
+func TestWakeUpBeatsThePoll(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	c, _ := config(t, db)
+	c.PollInterval = time.Minute
+	fleet.Start(t, c)
+	pgtest.Eventually(t, time.Minute, "listening", func() bool { return pgtest.Scan[int](t, db, listeners) == 1 })
+	// The first wakes it out of the short waits that follow the start.
+	for n := 1; n <= 5; n++ {
+		time.Sleep(300 * time.Millisecond) // idle, so that only a notification is quick
+		insert(t, db, rcv.URL)
+		rcv.Wait(n, 20*time.Second)
+	}
+}
+
+func TestListenerIsReplaced(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(db *pgtest.Database, link *pgtest.Link){
+		"black hole": func(_ *pgtest.Database, link *pgtest.Link) { link.BlackHole() },
+		"terminated": func(db *pgtest.Database, _ *pgtest.Link) {
+			db.Exec(`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'postern-listen'`)
+		},
+		"cut": func(_ *pgtest.Database, link *pgtest.Link) { link.Cut() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.DB(t)
+			proxy := pgtest.Proxy(t, db)
+			rcv := receiver.New(t, receiver.Status(200))
+			c, said := config(t, db)
+			c.ListenURL = proxy.URL
+			fleet.Start(t, c)
+			const pid = `select coalesce(max(pid), 0) from pg_stat_activity where datname = current_database() and application_name = 'postern-listen'`
+			pgtest.Eventually(t, time.Minute, "listening", func() bool { return len(proxy.Links()) == 1 && pgtest.Scan[int](t, db, pid) != 0 })
+			before := pgtest.Scan[int](t, db, pid)
+			lose(db, proxy.Links()[0])
+			insert(t, db, rcv.URL)
+			rcv.Wait(1, time.Minute) // by polling
+pgtest.Eventually(t, time.Minute, "another session listens", func() bool {
+				return proxy.Accepted() >= 2 && pgtest.Scan[int](t, db, `select count(*) from pg_stat_activity where datname = current_database() and application_name = 'postern-listen' and pid <> $1`, before) == 1
+			})
+			pgtest.Eventually(t, time.Minute, "it is said", func() bool { return said.count("again") == 1 })
+			if n := said.count(`"level":"warn"`); n != 1 {
+				t.Errorf("%d warnings, want one:\n%s", n, said.text.String())
+			}
+		})
+	}
+}
+
+func TestPoolerIsNoticedOnce(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	c, said := config(t, db)
+	c.DatabaseURL = pgtest.PgBouncer(t, db)
+	fleet.Start(t, c)
+	pgtest.Eventually(t, time.Minute, "a warning", func() bool { return said.count("notifications do not arrive") == 1 })
+	insert(t, db, rcv.URL)
+	rcv.Wait(1, time.Minute)
+	if n := said.count(`"level":"warn"`); n != 1 {
+		t.Errorf("%d warnings, want one:\n%s", n, said.text.String())
+	}
+}
+
+func TestListenURLGoesRoundThePooler(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	c, said := config(t, db)
+	c.PollInterval = time.Minute
+	c.DatabaseURL, c.ListenURL = pgtest.PgBouncer(t, db), db.URL
+	fleet.Start(t, c)
+	pgtest.Eventually(t, time.Minute, "listening", func() bool { return pgtest.Scan[int](t, db, listeners) == 1 })
+	for n := 1; n <= 3; n++ {
+		time.Sleep(300 * time.Millisecond) // idle, so that only a notification is quick
+		insert(t, db, rcv.URL)
+		rcv.Wait(n, 20*time.Second)
+	}
+	if n := said.count(`"level":"warn"`); n != 0 {
+		t.Errorf("%d warnings:\n%s", n, said.text.String())
+	}
+}
