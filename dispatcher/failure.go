@@ -187,6 +187,9 @@ func explainProtocol(err error) string {
 		return "malformed header line"
 	}
 	text, _, _ := strings.Cut(err.Error(), `"`)
+	if strings.Contains(text, "readLoopPeekFail") {
+		return "the server spoke before it was asked"
+	}
 	text = strings.TrimPrefix(text, "net/http: ")
 	text = strings.TrimPrefix(text, "HTTP/1.x transport connection broken: ")
 	return storable([]byte(strings.TrimRight(text, " :;,")), maxErrorText)

@@ -7,7 +7,19 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"postern/integration/receiver"
 )
+
+const msec = time.Millisecond
+
+var tlsValid = receiver.TLS(receiver.Valid)
+
+// newReceiver answers 200 to everything.
+func newReceiver(t *testing.T, options ...receiver.Option) *receiver.Receiver {
+	t.Helper()
+	return receiver.New(t, receiver.Status(200), options...)
+}
 
 // loopback lets requests through to the receivers of these tests.
 func loopback() transportConfig {
