@@ -227,7 +227,7 @@ func TestConnectionRefused(t *testing.T) {
 
 // Not parallel: it measures the process's memory.
 func TestCompressedAnswersStayCompressed(t *testing.T) {
-	r := receiver.New(t, receiver.GzipBomb(64<<20))
+	r := receiver.New(t, receiver.GzipBomb(8<<20))
 	tr := newTestTransport(t, loopback())
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

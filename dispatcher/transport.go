@@ -34,8 +34,8 @@ type transportConfig struct {
 	// AllowPorts are the ports that targets may name; none means 80, 443 and
 	// 1024 to 65535.
 	AllowPorts []uint16
-	// Timeout bounds an attempt whose request names none: 10 s. Half of it
-	// without a sign of life makes an HTTP/2 connection suspicious.
+	// Timeout bounds an attempt whose request names none: 10 s. An HTTP/2
+	// connection without a sign of life for a third of it is asked for one.
 	Timeout time.Duration
 	// ResponseLimit is how many bytes of an answer's body are kept: 16 KiB.
 	ResponseLimit int
@@ -103,7 +103,7 @@ func newTransport(cfg transportConfig) *transport {
 		// An idle connection whose peer is gone is found within 30 s.
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
 	}
-	ping := min(t.cfg.Timeout/2, maxPing)
+	ping := min(t.cfg.Timeout/3, maxPing)
 	t.http = &http.Transport{
 		// No proxy, not even from the environment: the guard would see the
 		// proxy's address instead of the receiver's.
@@ -129,8 +129,9 @@ func newTransport(cfg transportConfig) *transport {
 		ForceAttemptHTTP2: true,
 		HTTP2: &http.HTTP2Config{
 			// Without pings a connection whose peer vanished takes requests for
-			// a quarter of an hour. Half and half of the timeout: it is closed
-			// before the attempt that found it dead is tried again.
+			// a quarter of an hour. Two thirds of the timeout: it is closed
+			// before the attempt that found it dead ends, so that the next one
+			// gets another.
 			SendPingTimeout: ping,
 			PingTimeout:     ping,
 			// What a receiver may send before we read it: the default is 4 MiB
