@@ -2,13 +2,17 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"postern/integration/pgtest"
 )
 
 // answer is what a name server says to one question: addresses, or an error, or
@@ -169,6 +173,36 @@ func TestFailingNamesAreTriedAgain(t *testing.T) {
 	resp := tr.post(t.Context(), request{URL: "http://mute.example:" + port + "/", Body: []byte("{}"), Timeout: 300 * msec})
 	if resp.Class != classTimeout || resp.Sent {
 		t.Errorf("mute.example: %+v", resp)
+	}
+}
+
+// Net/http lets dials outlive their requests. Ours end with the request, or with
+// the transport, long before the resolver would give up by itself.
+func TestDialsEndWithTheirRequest(t *testing.T) {
+	t.Parallel()
+	server := newNameServer(t, map[string][]answer{"mute.example": {{silent: true}}})
+	cfg := loopback()
+	cfg.resolver, cfg.Timeout = server.resolver(), time.Hour
+	tr := newTestTransport(t, cfg)
+
+	started := time.Now()
+	x := &exchange{Context: t.Context(), deadline: started.Add(200 * msec)}
+	_, err := tr.dial(context.WithoutCancel(x), "tcp", "mute.example:80")
+	var why failure
+	if !errors.As(err, &why) || why.class != classTimeout || time.Since(started) > 5*time.Second {
+		t.Errorf("after %v: %v", time.Since(started), err)
+	}
+
+	ended := make(chan error, 1)
+	go func() {
+		_, err := tr.dial(context.Background(), "tcp", "mute.example:80")
+		ended <- err
+	}()
+	pgtest.Eventually(t, time.Minute, "a second question", func() bool { return server.questions()["mute.example"] > 1 })
+	tr.Close()
+	started = time.Now()
+	if err := <-ended; !errors.As(err, &why) || why.class != classCancelled || time.Since(started) > 5*time.Second {
+		t.Errorf("after %v: %v", time.Since(started), err)
 	}
 }
 

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"runtime"
 	"strings"
@@ -222,6 +223,38 @@ func TestConnectionRefused(t *testing.T) {
 	resp := newTestTransport(t, loopback()).try(t, r.URL, 0)
 	if resp.Class != classConnect || resp.Sent || resp.Error != "connection refused" {
 		t.Errorf("%+v", resp)
+	}
+}
+
+// countedConn counts how often it is written to.
+type countedConn struct {
+	net.Conn
+	writes *atomic.Int64
+}
+
+func (c countedConn) Write(b []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(b)
+}
+
+// Header and body of a small message leave in one write, or each would be a
+// packet of its own.
+func TestSmallRequestsAreOneWrite(t *testing.T) {
+	t.Parallel()
+	r := newReceiver(t)
+	tr := newTestTransport(t, loopback())
+	var writes atomic.Int64
+	tr.http.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := tr.dial(ctx, network, address)
+		return countedConn{c, &writes}, err
+	}
+	for range 3 {
+		if resp := tr.post(t.Context(), request{URL: r.URL, Body: make([]byte, 6000)}); resp.Status != 200 {
+			t.Errorf("%+v", resp)
+		}
+	}
+	if n := writes.Load(); n != 3 {
+		t.Errorf("%d writes for 3 requests", n)
 	}
 }
 

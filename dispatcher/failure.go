@@ -45,6 +45,9 @@ func explainDial(err error, verdicts *dialing) failure {
 	if refused > 0 && allowed == 0 {
 		return failure{classRefused, errRefused.Error()}
 	}
+	if errors.Is(err, context.Canceled) {
+		return failure{classCancelled, textCancelled}
+	}
 	var dns *net.DNSError
 	if errors.As(err, &dns) {
 		return explainDNS(dns)
@@ -105,6 +108,7 @@ func explainDNS(err *net.DNSError) failure {
 }
 
 const (
+	textCancelled    = "cancelled by our side"
 	textNoConnection = "timed out connecting"
 	textNoAnswer     = "timed out waiting for the answer"
 )
@@ -112,7 +116,7 @@ const (
 // explain names the failure of an exchange whose caller's context is parent.
 func (x *exchange) explain(parent context.Context, err error, scheme string) failure {
 	if parent.Err() != nil {
-		return failure{classCancelled, "cancelled by our side"}
+		return failure{classCancelled, textCancelled}
 	}
 	var known failure
 	if errors.As(err, &known) {

@@ -79,7 +79,10 @@ func parseTarget(raw string, cfg *transportConfig) (target, error) {
 	}
 	u.User, u.Fragment, u.RawFragment = nil, "", ""
 	u.Host = name + port
-	t.host = strings.TrimSuffix(name, ".") + port
+	t.host = u.Host
+	if short, ok := strings.CutSuffix(name, "."); ok {
+		t.host = short + port
+	}
 	u.RawQuery = escapeQuery(u.RawQuery)
 	return t, nil
 }

@@ -123,6 +123,8 @@ func newTransport(cfg transportConfig) *transport {
 		// closes first is the side that is not surprised.
 		IdleConnTimeout:        idleTimeout,
 		MaxResponseHeaderBytes: maxResponseHeaders,
+		// One write, and so one packet or few, for most messages.
+		WriteBufferSize: 8 << 10,
 		// A compressed answer stays compressed: 100 KB may unpack to 100 MB.
 		DisableCompression: true,
 		// A custom dial function turns HTTP/2 off unless it is asked for.
@@ -305,7 +307,7 @@ type exchange struct {
 	context.Context
 	deadline          time.Time
 	connected, reused bool
-	body              body
+	body              bytes.Reader
 	trace             httptrace.ClientTrace
 }
 
@@ -319,11 +321,6 @@ func (x *exchange) Value(key any) any {
 	}
 	return x.Context.Value(key)
 }
-
-// body is a request's body; one request reads it once.
-type body struct{ bytes.Reader }
-
-func (*body) Close() error { return nil }
 
 // request makes the request.
 //
@@ -347,7 +344,9 @@ func (x *exchange) request(to *target, fields http.Header, content []byte) *http
 	}
 	if len(content) > 0 {
 		x.body.Reset(content)
-		r.Body, r.ContentLength = &x.body, int64(len(content))
+		// A type that net/http knows to be in memory: it would flush the header
+		// by itself before any other, in a packet of its own.
+		r.Body, r.ContentLength = io.NopCloser(&x.body), int64(len(content))
 	}
 	return r.WithContext(httptrace.WithClientTrace(x, &x.trace))
 }
