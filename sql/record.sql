@@ -13,7 +13,8 @@ Rows come in order of delivery id and are locked in that order. Returns the
 claims that were still ours; a claim that is missing had been taken over,
 cancelled or deleted.
 
-A released delivery gets its attempt back. Where its request was cut short on
+A delivery without a request gets its attempt back, and so does one that was
+released for no fault of the receiver. Where its request was cut short on
 the wire, the receiver may still be at work, so it waits out its lease.
 */
 with outcome as materialized (
@@ -50,7 +51,7 @@ changed as (
   update postern.delivery d
      set status          = case o.outcome when 'dead' then 'dead' else d.status end,
          reason          = o.reason,
-         attempts        = d.attempts - case o.outcome when 'release' then 1 else 0 end,
+         attempts        = d.attempts - case when o.outcome = 'release' or not o.sent then 1 else 0 end,
          next_attempt_at = case o.outcome
                              when 'retry' then now() + o.delay_ms * interval '1 ms'
                              when 'release' then case when o.sent then d.leased_until

@@ -1,0 +1,348 @@
+package delivery
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"postern/integration/fleet"
+	"postern/integration/pgtest"
+	"postern/integration/receiver"
+)
+
+// settled waits until no delivery is pending and none has a lease.
+func settled(t testing.TB, db *pgtest.Database) {
+	t.Helper()
+	pgtest.Eventually(t, 90*time.Second, "no delivery is pending", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.delivery where status = 'pending' or claim_id is not null`) == 0
+	})
+}
+
+// same fails the test unless every request for a message had the same bytes
+// and a signature of its own time.
+func same(t testing.TB, rcv *receiver.Receiver, id string) {
+	t.Helper()
+	requests := rcv.Of(id)
+	for _, r := range requests {
+		if r.Sum != requests[0].Sum || r.ID != id {
+			t.Errorf("message %s was sent with other bytes or another id", id)
+		}
+		verify(t, r)
+	}
+}
+
+// A process killed during its POST leaves a lease that runs out, and nothing
+// else: no flag for ever, no second delivery before that.
+func TestKilledDuringThePost(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, receiver.Sequence(gate.Then(receiver.Status(200)), receiver.Status(200)))
+	first := fleet.Spawn(t, db)
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	rcv.Wait(1, time.Minute)
+	claimed := pgtest.Scan[time.Time](t, db, `select leased_until - interval '3 s' from postern.delivery`)
+	first.Kill()
+	fleet.Spawn(t, db)
+	pgtest.Eventually(t, time.Minute, "it is delivered", hasStatus(t, db, id, "delivered"))
+	gate.Open()
+	if n := rcv.N(id); n != 2 {
+		t.Errorf("%d requests, want 2", n)
+	}
+	second := pgtest.Scan[time.Time](t, db, `select started_at from postern.attempt`)
+	if waited := second.Sub(claimed); waited < 3*time.Second {
+		t.Errorf("claimed again after %v, before its lease of 3 s was past", waited)
+	}
+	if n := fate(t, db, id).Attempts; n != 2 {
+		t.Errorf("attempt %d, want 2: the lost one counts", n)
+	}
+	same(t, rcv, id)
+}
+
+// The last attempt is lost with its process: the delivery does not rest.
+func TestKilledDuringTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Hang)
+	p := fleet.Spawn(t, db, "POSTERN_MAX_ATTEMPTS=1")
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	rcv.Wait(1, time.Minute)
+	p.Kill()
+	fleet.Spawn(t, db, "POSTERN_MAX_ATTEMPTS=1")
+	pgtest.Eventually(t, time.Minute, "it is dead", hasStatus(t, db, id, "dead"))
+	if got := fate(t, db, id); *got.Reason != "outcome of the last attempt unknown" || rcv.N(id) != 1 || got.Attempts != 1 {
+		t.Errorf("%d requests, %d attempts, reason %q", rcv.N(id), got.Attempts, *got.Reason)
+	}
+}
+
+// Slow and quick receivers share a process with room for one request: a lease
+// begins with the request it is for, so none runs out in a queue.
+func TestLeaseCoversOnePost(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	slow := receiver.New(t, receiver.Delay(700*time.Millisecond, receiver.Status(200)))
+	quick := receiver.New(t, receiver.Status(200))
+	for range 2 {
+		config := fleet.Config(t, db)
+		config.Slots = 1
+		config.Timeout = 5 * time.Second
+		config.LeaseMargin = 500 * time.Millisecond
+		fleet.Start(t, config)
+	}
+	for range 5 {
+		insert(t, db, slow.URL, `{"a":1}`)
+	}
+	for range 5 {
+		insert(t, db, quick.URL, `{"a":1}`)
+	}
+	settled(t, db)
+	for _, rcv := range []*receiver.Receiver{slow, quick} {
+		if rcv.Count() != 5 {
+			t.Errorf("%d requests, want 5", rcv.Count())
+		}
+	}
+	if n := pgtest.Scan[int](t, db, `select count(*) from postern.attempt where number <> 1`); n != 0 {
+		t.Errorf("%d attempts were not the first", n)
+	}
+}
+
+// The database refuses the first two writes of a result. The request is not
+// made again for that, and attempts are counted.
+func TestRecordingFailsForAWhile(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`create sequence public.refusals;
+		create function refuse_twice() returns trigger language plpgsql as $$
+		begin
+		  if nextval('public.refusals') <= 2 then raise exception 'not now'; end if;
+		  return new;
+		end $$;
+		create trigger refuse_twice before update on postern.delivery
+		for each row when (new.last_status is distinct from old.last_status) execute function refuse_twice()`)
+	rcv := receiver.New(t, receiver.Status(403))
+	fleet.Start(t, fleet.Config(t, db))
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	pgtest.Eventually(t, time.Minute, "it is dead", hasStatus(t, db, id, "dead"))
+	got := fate(t, db, id)
+	if rcv.N(id) > 4+2 || got.Attempts != 4 || *got.LastStatus != 403 {
+		t.Errorf("%d requests and %+v", rcv.N(id), got)
+	}
+}
+
+// When to try next is in the row, not in the processes: six of them wait as
+// long as one.
+func TestRetryClockIsNotMultiplied(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(500, "Retry-After: 2"))
+	for range 6 {
+		config := fleet.Config(t, db)
+		config.MaxAttempts = 3
+		fleet.Start(t, config)
+	}
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	pgtest.Eventually(t, time.Minute, "it is dead", hasStatus(t, db, id, "dead"))
+	requests := rcv.Of(id)
+	if len(requests) != 3 {
+		t.Fatalf("%d requests, want 3", len(requests))
+	}
+	for i := 1; i < len(requests); i++ {
+		if gap := requests[i].Arrived.Sub(requests[i-1].Arrived); gap < 1990*time.Millisecond {
+			t.Errorf("requests %v apart, asked for 2 s", gap)
+		}
+	}
+}
+
+// The receiver has said 200 and the process dies before the row says so: the
+// duplicate cannot be avoided, and can be dropped.
+func TestKilledBetweenAnswerAndRecord(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`
+		create function refuse() returns trigger language plpgsql as $$
+		begin raise exception sqlstate '57014'; end $$;
+		create trigger refuse before insert on postern.attempt for each statement execute function refuse()`)
+	rcv := receiver.New(t, receiver.Status(200))
+	p := fleet.Spawn(t, db)
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	rcv.Wait(1, time.Minute)
+	p.Kill()
+	db.Exec(`drop trigger refuse on postern.attempt`)
+	fleet.Spawn(t, db)
+	pgtest.Eventually(t, time.Minute, "it is delivered", hasStatus(t, db, id, "delivered"))
+	if n := rcv.N(id); n != 2 {
+		t.Errorf("%d requests, want 2", n)
+	}
+	same(t, rcv, id)
+}
+
+// A dispatcher that was frozen beyond its lease finds when it goes on that its
+// claim has another owner, and changes nothing of that.
+func TestFrozenBeyondItsLease(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	second := receiver.NewGate()
+	rcv := receiver.New(t, receiver.Sequence(
+		receiver.Delay(300*time.Millisecond, receiver.Status(500)),
+		second.Then(receiver.Status(200))))
+	frozen := fleet.Spawn(t, db)
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	rcv.Wait(1, time.Minute)
+	frozen.Signal(syscall.SIGSTOP)
+	fleet.Spawn(t, db, "POSTERN_TIMEOUT=30s", "POSTERN_LEASE=45s")
+	rcv.Wait(2, time.Minute)
+	owner := pgtest.Scan[int64](t, db, `select claim_id from postern.delivery`)
+	frozen.Signal(syscall.SIGCONT)
+	pgtest.Eventually(t, time.Minute, "the late failure is in the log", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.attempt where outcome = 'retry'`) == 1
+	})
+	if now := pgtest.Scan[int64](t, db, `select coalesce(max(claim_id), 0) from postern.delivery`); now != owner {
+		t.Errorf("the late failure took the claim %d from its owner; it is %d", owner, now)
+	}
+	second.Open()
+	pgtest.Eventually(t, time.Minute, "it is delivered", hasStatus(t, db, id, "delivered"))
+	if n := rcv.N(id); n != 2 {
+		t.Errorf("%d requests, want 2", n)
+	}
+}
+
+// A success that comes late, after the delivery was cancelled or claimed by
+// another, still finishes it: the receiver has the message.
+func TestLateSuccess(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, gate.Then(receiver.Status(200)))
+	config := fleet.Config(t, db)
+	config.Timeout = 30 * time.Second
+	fleet.Start(t, config)
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	rcv.Wait(1, time.Minute)
+	db.Exec(`update postern.delivery set status = 'cancelled', leased_until = null, claim_id = null, claimed_by = null`)
+	gate.Open()
+	pgtest.Eventually(t, time.Minute, "it is delivered", hasStatus(t, db, id, "delivered"))
+}
+
+func TestLateFailureChangesNothing(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, gate.Then(receiver.Status(500)))
+	config := fleet.Config(t, db)
+	config.Timeout = 30 * time.Second
+	fleet.Start(t, config)
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	rcv.Wait(1, time.Minute)
+	db.Exec(`update postern.delivery set status = 'cancelled', leased_until = null, claim_id = null, claimed_by = null`)
+	gate.Open()
+	pgtest.Eventually(t, time.Minute, "the attempt is logged", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.attempt`) == 1
+	})
+	if got := fate(t, db, id); got.Status != "cancelled" || got.LastStatus != nil {
+		t.Errorf("the cancelled delivery became %+v", got)
+	}
+}
+
+// A message that was deleted by hand makes its delivery dead, not stuck.
+func TestMessageDeletedByHand(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	insert(t, db, "http://127.0.0.1:9", `{"a":1}`)
+	db.Exec(`delete from postern.outbox`)
+	fleet.Start(t, fleet.Config(t, db))
+	pgtest.Eventually(t, time.Minute, "its delivery is dead", func() bool {
+		return pgtest.Scan[string](t, db, `select status || ' ' || coalesce(reason, '') from postern.delivery`) == "dead message_deleted"
+	})
+}
+
+func TestExpiry(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	id := pgtest.Scan[string](t, db, `
+		insert into postern.outbox (event_type, payload, target_url, expires_at)
+		values ('a', '1', $1, now() - interval '1 s') returning message_id`, rcv.URL)
+	fleet.Start(t, fleet.Config(t, db))
+	pgtest.Eventually(t, time.Minute, "it is dead", hasStatus(t, db, id, "dead"))
+	if got := fate(t, db, id); *got.Reason != "expired" || rcv.Count() != 0 {
+		t.Errorf("%d requests, %+v", rcv.Count(), got)
+	}
+}
+
+// Dispatchers are killed about once a second under load, half of the
+// transactions roll back. What was committed arrives; what comes twice was in
+// flight at a kill.
+func TestKillStorm(t *testing.T) {
+	t.Parallel()
+	storm(t, 4000, 6)
+}
+
+func storm(t *testing.T, transactions, kills int) {
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Delay(5*time.Millisecond, receiver.Status(200)), receiver.Keeping(receiver.Hashes))
+	settings := []string{"POSTERN_SLOTS=32", "POSTERN_BATCH=50", "POSTERN_MAX_ATTEMPTS=50"}
+	running := []*fleet.Process{fleet.Spawn(t, db, settings...), fleet.Spawn(t, db, settings...)}
+
+	committed := make(chan map[string]bool)
+	go func() {
+		ids := map[string]bool{}
+		for i := range transactions {
+			id, err := write(t.Context(), db, rcv.URL, fmt.Sprintf(`{"n":%d}`, i), i%2 == 0)
+			if err != nil {
+				t.Error(err)
+				break
+			}
+			if i%2 == 0 {
+				ids[id] = true
+			}
+		}
+		committed <- ids
+	}()
+	atRisk := 0
+	for i := range kills {
+		time.Sleep(time.Second) // the pace of the storm, not a wait for anything
+		victim := i % len(running)
+		running[victim].Kill()
+		atRisk += pgtest.Scan[int](t, db, `select count(*) from postern.delivery where leased_until > now()`)
+		running[victim] = fleet.Spawn(t, db, settings...)
+	}
+	ids := <-committed
+	settled(t, db)
+	duplicates := 0
+	for id, n := range rcv.IDs() {
+		if !ids[id] {
+			t.Errorf("%s was never committed", id)
+		}
+		duplicates += n - 1
+		delete(ids, id)
+	}
+	if len(ids) > 0 {
+		t.Errorf("%d committed messages never came", len(ids))
+	}
+	if duplicates > atRisk {
+		t.Errorf("%d duplicates, but only %d requests can have been in flight at a kill", duplicates, atRisk)
+	}
+	t.Logf("%d duplicates of at most %d", duplicates, atRisk)
+}
+
+// Four dispatchers drain one backlog without faults: each message once.
+func TestFourDispatchersDrainExactlyOnce(t *testing.T) {
+	t.Parallel()
+	const n = 20_000
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200), receiver.Keeping(receiver.Counts))
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url)
+		select 'a', i::text, $1 from generate_series(1, $2::int) i`, rcv.URL, n)
+	for range 4 {
+		config := fleet.Config(t, db)
+		config.Batch = 100
+		config.LeaseMargin = time.Minute
+		config.Timeout = 30 * time.Second
+		fleet.Start(t, config)
+	}
+	settled(t, db)
+	if rcv.Count() != n || len(rcv.IDs()) != n {
+		t.Errorf("%d requests for %d messages, want %d", rcv.Count(), len(rcv.IDs()), n)
+	}
+}
