@@ -101,8 +101,8 @@ describe('every example event, from INSERT to verified receipt', () => {
     await once(server, 'listening')
     for (const { style, secret, previous } of endpoints) {
       await application.query(
-        `insert into postern.endpoint (url, style, secret, previous_secret, previous_until)
-         values ($1, $2, $3, $4, now() + interval '1 hour')`,
+        `insert into postern.endpoint (url, style, secret, previous_secret, previous_until, max_attempts)
+         values ($1, $2, $3, $4, now() + interval '1 hour', 1)`, // a refusal is a verdict, not a reason to try again
         [`http://127.0.0.1:${server.address().port}/${style}`, style, secret, previous])
     }
     dispatcher = spawn(binary, ['run'], { env, stdio: ['ignore', 'ignore', 'pipe'] })
