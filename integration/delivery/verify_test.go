@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -24,3 +25,5 @@ func verify(t testing.TB, r *receiver.Request) {
 }
 
 func contains(s, part string) bool { return strings.Contains(s, part) }
+
+func itoa(port uint16) string { return strconv.Itoa(int(port)) }

@@ -212,6 +212,9 @@ func (p *Process) Wait() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
 // Output is what the process has printed so far.
 func (p *Process) Output() string { return p.log.String() }
 
