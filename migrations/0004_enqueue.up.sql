@@ -13,6 +13,9 @@ language sql volatile parallel safe
 return 'msg_' || lpad(to_hex((extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0')
               || translate(substr(gen_random_uuid()::text, 15), '-', '');
 
+comment on function postern.new_message_id() is
+  'A random webhook-id that begins with the time.';
+
 alter table postern.outbox alter column message_id set default postern.new_message_id();
 
 /* ----------------------------------------------------------------- enqueue

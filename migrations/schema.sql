@@ -2,6 +2,405 @@
 
 CREATE SCHEMA postern;
 
+CREATE FUNCTION postern.begin_change() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform set_config('outbox.count_' || kind, '', true)
+     from unnest(array['replayed', 'released', 'held', 'cancelled', 'rescheduled', 'noted', 'left']) as kind;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.begin_change() IS 'Trigger: starts the count of an update of postern.message.';
+
+CREATE FUNCTION postern.cancel(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare n bigint;
+begin
+  update postern.message m set status = 'cancelled', reason = coalesce($3, m.reason)
+   where m.message_id = $1 and m.destination = coalesce($2, m.destination)
+     and m.status in ('pending', 'held', 'dead');
+  get diagnostics n = row_count;
+  return n;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.cancel(message_id text, destination text, reason text) IS 'Cancels a pending, held or dead message. One that is being sent is left: try again when its attempt has ended.';
+
+CREATE FUNCTION postern.new_message_id() RETURNS text
+    LANGUAGE sql PARALLEL SAFE
+    RETURN (('msg_'::text || lpad(to_hex(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint), 12, '0'::text)) || translate(substr((gen_random_uuid())::text, 15), '-'::text, ''::text));
+
+COMMENT ON FUNCTION postern.new_message_id() IS 'A random webhook-id that begins with the time.';
+
+CREATE FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $_$
+  select case
+           when $1 >= now() then 'in flight'
+           when $4 <> 'active' then 'endpoint ' || $4
+           when $5 = 'open' then 'breaker forced open'
+           when $5 is null and $6 <> 'closed' and $7 > now() then 'breaker open'
+           when $5 is null and $6 <> 'closed' then 'breaker probing'
+           when $8 > now() then 'retry-after'
+           when $2 > now() and $3 > 0 then 'backoff'
+           when $2 > now() then 'scheduled'
+           when $9 then 'database breaker'
+           else 'due'
+         end
+$_$;
+
+COMMENT ON FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) IS 'Why a pending delivery is not sent now: in flight, endpoint paused, endpoint disabled, endpoint deleted, breaker forced open, breaker open, breaker probing, retry-after, backoff, scheduled, database breaker, or due: a free slot and its turn.';
+
+CREATE TABLE postern.attempt (
+    claim_id bigint NOT NULL,
+    delivery_id bigint NOT NULL,
+    outbox_id bigint NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    dispatcher bigint,
+    number integer NOT NULL,
+    duration_ms real NOT NULL,
+    status smallint,
+    outcome text NOT NULL,
+    destination text NOT NULL,
+    class text,
+    error text,
+    response text,
+    CONSTRAINT "outcome is delivered, retry, dead or release" CHECK ((outcome = ANY (ARRAY['delivered'::text, 'retry'::text, 'dead'::text, 'release'::text])))
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE postern.attempt IS 'Append-only log of the requests that went on the wire.';
+
+CREATE TABLE postern.breaker (
+    destination text NOT NULL,
+    state text DEFAULT 'closed'::text NOT NULL,
+    generation bigint DEFAULT 1 NOT NULL,
+    forced text,
+    forced_until timestamp with time zone,
+    opened_at timestamp with time zone,
+    retry_at timestamp with time zone,
+    closed_at timestamp with time zone,
+    trips integer DEFAULT 0 NOT NULL,
+    successes integer DEFAULT 0 NOT NULL,
+    probe_by bigint,
+    probe_until timestamp with time zone,
+    hold_until timestamp with time zone,
+    reason text,
+    changed_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT "an open breaker has opened_at and retry_at" CHECK (((state = 'closed'::text) OR ((opened_at IS NOT NULL) AND (retry_at IS NOT NULL)))),
+    CONSTRAINT "forced is open, closed or null" CHECK ((forced = ANY (ARRAY['open'::text, 'closed'::text]))),
+    CONSTRAINT "state is closed, open or half_open" CHECK ((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text]))),
+    CONSTRAINT "trips and successes are at least 0" CHECK (((trips >= 0) AND (successes >= 0)))
+)
+WITH (fillfactor='70', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
+
+COMMENT ON TABLE postern.breaker IS 'Circuit breakers, one row per destination that is not plainly healthy.';
+
+CREATE TABLE postern.delivery (
+    id bigint NOT NULL,
+    outbox_id bigint NOT NULL,
+    endpoint_id bigint,
+    next_attempt_at timestamp with time zone DEFAULT now() NOT NULL,
+    leased_until timestamp with time zone,
+    claim_id bigint,
+    claimed_by bigint,
+    attempts integer DEFAULT 0 NOT NULL,
+    last_status smallint,
+    destination text NOT NULL,
+    status text DEFAULT 'pending'::text NOT NULL,
+    reason text,
+    last_error text,
+    CONSTRAINT "a lease has a claim and only a pending delivery has a lease" CHECK ((((leased_until IS NULL) = (claim_id IS NULL)) AND ((claim_id IS NULL) OR (status = 'pending'::text)))),
+    CONSTRAINT "attempts is at least 0" CHECK ((attempts >= 0)),
+    CONSTRAINT "next_attempt_at is finite" CHECK (isfinite(next_attempt_at)),
+    CONSTRAINT "status is pending, held, dead or cancelled" CHECK ((status = ANY (ARRAY['pending'::text, 'held'::text, 'dead'::text, 'cancelled'::text])))
+)
+WITH (fillfactor='42', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.1', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON TABLE postern.delivery IS 'One message on its way to one destination. Claimable when pending, due, and its lease is null or past.';
+
+CREATE TABLE postern.endpoint (
+    id bigint NOT NULL,
+    tenant text DEFAULT ''::text NOT NULL,
+    url text NOT NULL,
+    event_types text[] DEFAULT '{*}'::text[] NOT NULL,
+    status text DEFAULT 'active'::text NOT NULL,
+    reason text,
+    status_since timestamp with time zone DEFAULT now() NOT NULL,
+    style text DEFAULT 'standard'::text NOT NULL,
+    secret text,
+    previous_secret text,
+    previous_until timestamp with time zone,
+    headers jsonb,
+    timeout interval,
+    max_in_flight integer,
+    rate_limit double precision,
+    rate_burst integer,
+    max_attempts integer,
+    backoff_base interval,
+    backoff_cap interval,
+    permanent_codes smallint[],
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT "backoff is above 0 and at most 7 days" CHECK (((backoff_base > '00:00:00'::interval) AND (backoff_base <= '7 days'::interval) AND (backoff_cap > '00:00:00'::interval) AND (backoff_cap <= '7 days'::interval))),
+    CONSTRAINT "max_attempts of an endpoint is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
+    CONSTRAINT "max_in_flight is at least 1" CHECK ((max_in_flight >= 1)),
+    CONSTRAINT "rate_limit is above 0 a second, rate_burst at least 1" CHECK (((rate_limit > (0)::double precision) AND (rate_limit < ('1000000'::numeric)::double precision) AND (rate_burst >= 1))),
+    CONSTRAINT "status is active, paused, disabled or deleted" CHECK ((status = ANY (ARRAY['active'::text, 'paused'::text, 'disabled'::text, 'deleted'::text]))),
+    CONSTRAINT "style is standard, plain, github or stripe" CHECK ((style = ANY (ARRAY['standard'::text, 'plain'::text, 'github'::text, 'stripe'::text]))),
+    CONSTRAINT "timeout is between 100 ms and 5 minutes" CHECK (((timeout >= '00:00:00.1'::interval) AND (timeout <= '00:05:00'::interval)))
+);
+
+COMMENT ON TABLE postern.endpoint IS 'A subscriber: where messages of its tenant and event types go, and how.';
+
+CREATE TABLE postern.outbox (
+    id bigint NOT NULL,
+    message_id text DEFAULT postern.new_message_id() NOT NULL,
+    tenant text DEFAULT ''::text NOT NULL,
+    event_type text NOT NULL,
+    payload text NOT NULL,
+    content_type text DEFAULT 'application/json'::text NOT NULL,
+    headers jsonb,
+    target_url text,
+    idempotency_key text,
+    deliver_after timestamp with time zone,
+    expires_at timestamp with time zone,
+    max_attempts integer,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT "content_type is 1 to 255 printable ASCII characters" CHECK ((content_type ~ '^[!-~]([ -~]{0,253}[!-~])?$'::text)),
+    CONSTRAINT "deliver_after and expires_at are finite" CHECK ((isfinite(deliver_after) AND isfinite(expires_at))),
+    CONSTRAINT "event_type is 1 to 255 of A-Z a-z 0-9 _ - . /" CHECK ((event_type ~ '^[A-Za-z0-9_./-]{1,255}$'::text)),
+    CONSTRAINT "headers is a JSON object of at most 16 KiB" CHECK (((jsonb_typeof(headers) = 'object'::text) AND (octet_length((headers)::text) <= 16384))),
+    CONSTRAINT "idempotency_key is 1 to 255 bytes" CHECK (((octet_length(idempotency_key) >= 1) AND (octet_length(idempotency_key) <= 255))),
+    CONSTRAINT "max_attempts is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
+    CONSTRAINT "message_id is 1 to 64 of A-Z a-z 0-9 _ -" CHECK ((message_id ~ '^[A-Za-z0-9_-]{1,64}$'::text)),
+    CONSTRAINT "payload is 1 byte to 1 MiB" CHECK (((octet_length(payload) >= 1) AND (octet_length(payload) <= 1048576))),
+    CONSTRAINT "tenant is at most 255 bytes" CHECK ((octet_length(tenant) <= 255))
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE postern.outbox IS 'Messages, written by the application in its own transaction. Append-only; what becomes of them is in postern.message.';
+
+CREATE VIEW postern.message AS
+ SELECT d.outbox_id,
+    o.message_id,
+    o.tenant,
+    o.event_type,
+    d.destination,
+    d.status,
+    d.reason,
+        CASE d.status
+            WHEN 'pending'::text THEN postern.waits_for(d.leased_until, d.next_attempt_at, d.attempts, e.status, b.forced, b.state, b.retry_at, b.hold_until, ( SELECT (COALESCE(g.forced, g.state) <> 'closed'::text)
+               FROM postern.breaker g
+              WHERE (g.destination = 'database'::text)))
+            ELSE NULL::text
+        END AS waits_for,
+    d.attempts,
+        CASE
+            WHEN (d.status = ANY (ARRAY['pending'::text, 'held'::text])) THEN d.next_attempt_at
+            ELSE NULL::timestamp with time zone
+        END AS next_attempt_at,
+    d.last_status,
+    d.last_error,
+    NULL::timestamp with time zone AS delivered_at,
+    o.created_at,
+    d.id AS delivery_id
+   FROM (((postern.delivery d
+     LEFT JOIN postern.outbox o ON ((o.id = d.outbox_id)))
+     LEFT JOIN postern.endpoint e ON ((e.id = d.endpoint_id)))
+     LEFT JOIN postern.breaker b ON ((b.destination = d.destination)))
+UNION ALL
+ SELECT a.outbox_id,
+    o.message_id,
+    o.tenant,
+    o.event_type,
+    a.destination,
+    'delivered'::text AS status,
+    NULL::text AS reason,
+    NULL::text AS waits_for,
+    a.number AS attempts,
+    NULL::timestamp with time zone AS next_attempt_at,
+    a.status AS last_status,
+    NULL::text AS last_error,
+    (a.started_at + ((a.duration_ms)::double precision * '00:00:00.001'::interval)) AS delivered_at,
+    o.created_at,
+    a.delivery_id
+   FROM (postern.attempt a
+     JOIN postern.outbox o ON ((o.id = a.outbox_id)))
+  WHERE ((a.outcome = 'delivered'::text) AND (NOT (EXISTS ( SELECT
+           FROM postern.delivery d
+          WHERE ((d.outbox_id = a.outbox_id) AND (d.destination = a.destination))))) AND (NOT (EXISTS ( SELECT
+           FROM postern.attempt later
+          WHERE ((later.outbox_id = a.outbox_id) AND (later.destination = a.destination) AND (later.outcome = 'delivered'::text) AND (later.claim_id > a.claim_id))))))
+UNION ALL
+ SELECT o.id AS outbox_id,
+    o.message_id,
+    o.tenant,
+    o.event_type,
+    NULL::text AS destination,
+    'no endpoint'::text AS status,
+        CASE
+            WHEN (o.target_url IS NULL) THEN 'no endpoint subscribed when it was written'::text
+            ELSE 'its delivery was deleted'::text
+        END AS reason,
+    NULL::text AS waits_for,
+    0 AS attempts,
+    NULL::timestamp with time zone AS next_attempt_at,
+    NULL::smallint AS last_status,
+    NULL::text AS last_error,
+    NULL::timestamp with time zone AS delivered_at,
+    o.created_at,
+    NULL::bigint AS delivery_id
+   FROM postern.outbox o
+  WHERE ((NOT (EXISTS ( SELECT
+           FROM postern.delivery d
+          WHERE (d.outbox_id = o.id)))) AND (NOT (EXISTS ( SELECT
+           FROM postern.attempt a
+          WHERE ((a.outbox_id = o.id) AND (a.outcome = 'delivered'::text))))));
+
+COMMENT ON VIEW postern.message IS 'One row per message and destination. Update status to ''pending'' to replay or release, to ''held'' to hold, to ''cancelled'' to cancel; update next_attempt_at to reschedule, reason to leave a note. A message that is being sent, or for which the change means nothing, is left as it is and not counted. Say which status you want, or which outbox_id or message_id: only then is no table read whole.';
+
+COMMENT ON COLUMN postern.message.outbox_id IS 'Key of the message; rises with time, save for transactions that committed late.';
+
+COMMENT ON COLUMN postern.message.message_id IS 'The webhook-id. Null: the message was deleted by hand and its delivery is still here.';
+
+COMMENT ON COLUMN postern.message.tenant IS 'Whose endpoints it goes to.';
+
+COMMENT ON COLUMN postern.message.event_type IS 'What happened, for instance order.created.';
+
+COMMENT ON COLUMN postern.message.destination IS 'Where it goes: ep_<id> of an endpoint, or the origin of a bare target_url. Null: nowhere.';
+
+COMMENT ON COLUMN postern.message.status IS 'pending, held, dead, cancelled, delivered, or ''no endpoint''.';
+
+COMMENT ON COLUMN postern.message.reason IS 'Why it is dead; of a held or cancelled one, what the operator wrote.';
+
+COMMENT ON COLUMN postern.message.waits_for IS 'Why a pending one is not sent at this moment; see \df+ postern.waits_for.';
+
+COMMENT ON COLUMN postern.message.attempts IS 'Attempts used since it was written or last replayed; of a delivered one, the attempt that delivered it.';
+
+COMMENT ON COLUMN postern.message.next_attempt_at IS 'When a pending one is due, a held one once it is released.';
+
+COMMENT ON COLUMN postern.message.last_status IS 'HTTP status of the last answer.';
+
+COMMENT ON COLUMN postern.message.last_error IS 'Why the last attempt failed.';
+
+COMMENT ON COLUMN postern.message.delivered_at IS 'When the answer came that delivered it.';
+
+COMMENT ON COLUMN postern.message.created_at IS 'When the transaction that wrote it began.';
+
+COMMENT ON COLUMN postern.message.delivery_id IS 'The incarnation: a replay is a new one. Attempts carry it too.';
+
+CREATE FUNCTION postern.change_delivery(was postern.message, wanted postern.message) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+declare
+  changed bigint;
+begin
+  if was.status = 'pending' and exists (
+       select from postern.delivery d
+        where d.outbox_id = was.outbox_id and d.destination = was.destination and d.leased_until >= now())
+  then
+    return null;
+  end if;
+  if wanted.status = 'cancelled' and not exists (select from postern.outbox o where o.id = was.outbox_id) then
+    delete from postern.delivery d
+     where d.outbox_id = was.outbox_id and d.destination = was.destination
+       and d.id = was.delivery_id and d.status = was.status
+    returning d.id into changed;
+    return changed;
+  end if;
+  update postern.delivery d
+     set status          = wanted.status,
+         reason          = wanted.reason,
+         next_attempt_at = coalesce(wanted.next_attempt_at, d.next_attempt_at),
+         leased_until    = null,
+         claim_id        = null,
+         claimed_by      = null
+   where d.outbox_id = was.outbox_id
+     and d.destination = was.destination
+     and d.id = was.delivery_id
+     and d.status = was.status
+     and (d.leased_until is null or d.leased_until < now())
+  returning d.id into changed;
+  return changed;
+end
+$$;
+
+COMMENT ON FUNCTION postern.change_delivery(was postern.message, wanted postern.message) IS 'Holds, releases, cancels, reschedules. Used by the update of postern.message.';
+
+CREATE FUNCTION postern.change_message() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  kind text;
+  done bigint;
+  resets boolean := new.next_attempt_at is distinct from old.next_attempt_at and new.next_attempt_at is not null;
+begin
+  if (new.outbox_id, new.message_id, new.tenant, new.event_type, new.destination, new.attempts, new.last_status,
+      new.last_error, new.delivered_at, new.created_at, new.delivery_id)
+     is distinct from
+     (old.outbox_id, old.message_id, old.tenant, old.event_type, old.destination, old.attempts, old.last_status,
+      old.last_error, old.delivered_at, old.created_at, old.delivery_id)
+  then
+    raise exception 'of postern.message only status, reason and next_attempt_at can be changed'
+      using errcode = 'feature_not_supported',
+            hint = 'A replay starts attempts anew by itself. A message is immutable: write a new one.';
+  end if;
+  if new.status is null or new.status not in ('pending', 'held', 'cancelled', old.status) then
+    raise exception 'a message cannot be made %', coalesce(quote_literal(new.status), 'null')
+      using errcode = 'invalid_parameter_value',
+            hint = 'Set status to pending (replay, or release), held or cancelled.';
+  end if;
+
+  kind := case
+    when new.status = 'pending' and old.status in ('dead', 'cancelled', 'delivered', 'no endpoint') then 'replayed'
+    when new.status = 'pending' and old.status = 'held' then 'released'
+    when new.status = 'held' and old.status = 'pending' then 'held'
+    when new.status = 'cancelled' and old.status in ('pending', 'held', 'dead') then 'cancelled'
+    when new.status = old.status and resets and old.status in ('pending', 'held') then 'rescheduled'
+    when new.status = old.status and new.reason is distinct from old.reason and old.status in ('held', 'dead', 'cancelled') then 'noted'
+  end;
+  if kind = 'replayed' then
+    if not resets then
+      new.next_attempt_at := postern.next_turn();
+    end if;
+    done := case old.status
+              when 'delivered' then postern.replay_delivered(old, new.next_attempt_at)
+              when 'no endpoint' then postern.replay_unsent(old, new.next_attempt_at)
+              else postern.replay_delivery(old, new.next_attempt_at)
+            end;
+    new.reason := null;
+    new.attempts := 0;
+    new.last_status := null;
+    new.last_error := null;
+    new.delivered_at := null;
+  elsif kind is not null then
+    if kind = 'released' then
+      new.reason := null;
+      if not resets then
+        new.next_attempt_at := greatest(old.next_attempt_at, now());
+      end if;
+    end if;
+    done := postern.change_delivery(old, new);
+  end if;
+  if done is null then
+    perform postern.note_change('left');
+    return null;
+  end if;
+  perform postern.note_change(kind);
+  new.delivery_id := done;
+  return new;
+end
+$$;
+
+COMMENT ON FUNCTION postern.change_message() IS 'Trigger: what an update of postern.message does to one row.';
+
 CREATE FUNCTION postern.destination(target_url text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $_$
@@ -23,6 +422,45 @@ CREATE FUNCTION postern.destination(target_url text) RETURNS text
         and coalesce(port between 1 and 65535, true)),
     'invalid')
 $_$;
+
+COMMENT ON FUNCTION postern.destination(target_url text) IS 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
+
+CREATE FUNCTION postern.end_change() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+  changes text;
+  untouched text := nullif(current_setting('outbox.count_left', true), '');
+begin
+  select string_agg(current_setting('outbox.count_' || kind, true) || ' ' || kind, ', ' order by n) into changes
+    from unnest(array['replayed', 'released', 'held', 'cancelled', 'rescheduled', 'noted']) with ordinality as k (kind, n)
+   where current_setting('outbox.count_' || kind, true) <> '';
+  if changes is not null then
+    insert into postern.journal (subject, change) values ('message', changes);
+  end if;
+  if untouched is not null then
+    raise notice '% left as they were: being sent, changed by somebody else, or nothing to change', untouched;
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.end_change() IS 'Trigger: writes the journal entry of an update of postern.message.';
+
+CREATE FUNCTION postern.end_lease() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  new.leased_until := null;
+  new.claim_id := null;
+  new.claimed_by := null;
+  return new;
+end
+$$;
+
+COMMENT ON FUNCTION postern.end_lease() IS 'Trigger: a delivery that is no longer pending is nobody''s.';
 
 CREATE FUNCTION postern.enqueue(OUT id bigint, event_type text, payload text, target_url text DEFAULT NULL::text, tenant text DEFAULT ''::text, idempotency_key text DEFAULT NULL::text, INOUT message_id text DEFAULT NULL::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT NULL::jsonb, deliver_after timestamp with time zone DEFAULT NULL::timestamp with time zone, expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, OUT is_new boolean) RETURNS record
     LANGUAGE plpgsql
@@ -95,9 +533,80 @@ begin
 end
 $$;
 
-CREATE FUNCTION postern.new_message_id() RETURNS text
-    LANGUAGE sql PARALLEL SAFE
-    RETURN (('msg_'::text || lpad(to_hex(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint), 12, '0'::text)) || translate(substr((gen_random_uuid())::text, 15), '-'::text, ''::text));
+COMMENT ON FUNCTION postern.fan_out() IS 'Trigger: writes the deliveries of new messages, and wakes a dispatcher that asked for it.';
+
+CREATE FUNCTION postern.hold(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare n bigint;
+begin
+  update postern.message m set status = 'held', reason = $3
+   where m.message_id = $1 and m.destination = coalesce($2, m.destination)
+     and m.status = 'pending';
+  get diagnostics n = row_count;
+  return n;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.hold(message_id text, destination text, reason text) IS 'Holds a pending message until it is released.';
+
+CREATE FUNCTION postern.next_turn() RETURNS timestamp with time zone
+    LANGUAGE plpgsql
+    AS $$
+declare
+  turn bigint := coalesce(nullif(current_setting('outbox.turn', true), '')::bigint, 0);
+  rate double precision := coalesce(nullif(current_setting('outbox.replay_rate', true), '')::double precision, 100);
+begin
+  if rate <= 0 then
+    return now();
+  end if;
+  perform set_config('outbox.turn', (turn + 1)::text, true);
+  return now() + (turn / rate) * interval '1 s';
+end
+$$;
+
+COMMENT ON FUNCTION postern.next_turn() IS 'When the next replay of this transaction is due: outbox.replay_rate (100) of them a second.';
+
+CREATE FUNCTION postern.note_change(kind text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  perform set_config('outbox.count_' || kind,
+    (coalesce(nullif(current_setting('outbox.count_' || kind, true), '')::bigint, 0) + 1)::text, true);
+end
+$$;
+
+COMMENT ON FUNCTION postern.note_change(kind text) IS 'Counts one row of an update of postern.message.';
+
+CREATE FUNCTION postern.pause(destination text, reason text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+begin
+  if $1 ~ '^ep_[0-9]{1,18}$' then
+    update postern.endpoint e
+       set status = 'paused', reason = $2, status_since = now()
+     where e.id = substr($1, 4)::bigint and e.status in ('active', 'paused');
+    if not found then
+      raise exception 'endpoint % does not exist, or is disabled or deleted', substr($1, 4)
+        using errcode = 'no_data_found';
+    end if;
+  elsif $1 ~ '^https?://[^/]+$' or $1 = 'invalid' then
+    insert into postern.breaker as b (destination, forced, reason)
+    values ($1, 'open', $2)
+        on conflict on constraint breaker_pkey do update
+       set forced = 'open', reason = excluded.reason, changed_at = now();
+  else
+    raise exception '% is not a destination', quote_literal($1)
+      using errcode = 'invalid_parameter_value',
+            hint = 'A destination is ep_<id> of an endpoint, or an origin such as https://example.com: see postern.backlog.';
+  end if;
+  insert into postern.journal (subject, change, reason) values ($1, 'paused', $2);
+end
+$_$;
+
+COMMENT ON FUNCTION postern.pause(destination text, reason text) IS 'Stops sending to a destination until postern.resume: an endpoint is paused, an origin''s breaker is forced open. What is in flight ends by itself; no attempt is used and nothing is lost.';
 
 CREATE FUNCTION postern.refuse_update() RETURNS trigger
     LANGUAGE plpgsql
@@ -110,6 +619,190 @@ begin
 end
 $$;
 
+COMMENT ON FUNCTION postern.refuse_update() IS 'Trigger: a message is not changed once written.';
+
+CREATE FUNCTION postern.release(message_id text, destination text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare n bigint;
+begin
+  update postern.message m set status = 'pending'
+   where m.message_id = $1 and m.destination = coalesce($2, m.destination)
+     and m.status = 'held';
+  get diagnostics n = row_count;
+  return n;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.release(message_id text, destination text) IS 'Releases a held message; it keeps its attempts.';
+
+CREATE FUNCTION postern.replay(message_id text, destination text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare n bigint;
+begin
+  update postern.message m set status = 'pending'
+   where m.message_id = $1 and m.destination is not distinct from coalesce($2, m.destination)
+     and m.status in ('dead', 'cancelled', 'delivered', 'no endpoint');
+  get diagnostics n = row_count;
+  return n;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.replay(message_id text, destination text) IS 'Sends a message again that is dead, cancelled or delivered, or that had no endpoint: select postern.replay(''msg_…''). With a destination, to that one alone.';
+
+CREATE PROCEDURE postern.replay_batches(IN predicate text, IN batch integer DEFAULT 500, IN patience interval DEFAULT '00:01:00'::interval)
+    LANGUAGE plpgsql
+    AS $_$
+declare
+  ids bigint[];
+  after bigint := -1;
+  n bigint;
+  total bigint := 0;
+  began timestamptz;
+begin
+  loop
+    execute format('select array_agg(outbox_id) from (select distinct outbox_id from postern.message
+                     where (%s) and outbox_id > $1 order by outbox_id limit $2) x', predicate)
+       into ids using after, batch;
+    exit when ids is null;
+    execute format('update postern.message set status = ''pending'' where (%s) and outbox_id = any ($1)', predicate)
+      using ids;
+    get diagnostics n = row_count;
+    commit;
+    total := total + n;
+    after := (select max(id) from unnest(ids) as id);
+    raise notice '% replayed, up to message %', total, after;
+    began := clock_timestamp();
+    while clock_timestamp() < began + patience and exists (
+            select from unnest(ids) as x (id)
+              join postern.delivery d on d.outbox_id = x.id
+             where d.status = 'pending' and d.attempts = 0)
+    loop
+      perform pg_sleep(0.2);
+      commit;
+    end loop;
+  end loop;
+end
+$_$;
+
+COMMENT ON PROCEDURE postern.replay_batches(IN predicate text, IN batch integer, IN patience interval) IS 'Replays every message that a condition on postern.message holds for, in committed batches, each waiting (for patience at most) until the one before has been tried: call postern.replay_batches($$status = ''dead'' and event_type = ''order.created''$$). May be stopped and called again at any time.';
+
+CREATE FUNCTION postern.replay_delivered(wanted postern.message, at timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $_$
+declare
+  fresh bigint;
+begin
+  perform from postern.outbox o where o.id = wanted.outbox_id for no key update;
+  if not found then
+    return null;
+  end if;
+  insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
+  select wanted.outbox_id, wanted.destination,
+         case when wanted.destination ~ '^ep_[0-9]{1,18}$' then substr(wanted.destination, 4)::bigint end, at
+   where not exists (
+           select from postern.delivery d
+            where d.outbox_id = wanted.outbox_id and d.destination = wanted.destination)
+     and not exists (
+           select from postern.attempt a
+            where a.outbox_id = wanted.outbox_id and a.destination = wanted.destination
+              and a.outcome = 'delivered' and a.delivery_id > wanted.delivery_id)
+  returning id into fresh;
+  return fresh;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.replay_delivered(wanted postern.message, at timestamp with time zone) IS 'Writes a new delivery for a delivered message. Used by the update of postern.message.';
+
+CREATE FUNCTION postern.replay_delivery(wanted postern.message, at timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+declare
+  fresh bigint;
+begin
+  update postern.delivery d
+     set id = default, status = 'pending', reason = null, attempts = 0, next_attempt_at = at,
+         last_status = null, last_error = null
+   where d.outbox_id = wanted.outbox_id
+     and d.destination = wanted.destination
+     and d.id = wanted.delivery_id
+     and d.status = wanted.status
+  returning d.id into fresh;
+  return fresh;
+end
+$$;
+
+COMMENT ON FUNCTION postern.replay_delivery(wanted postern.message, at timestamp with time zone) IS 'Makes a dead or cancelled delivery a new, pending one. Used by the update of postern.message.';
+
+CREATE FUNCTION postern.replay_unsent(wanted postern.message, at timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+declare
+  fresh bigint;
+begin
+  perform from postern.outbox o where o.id = wanted.outbox_id for no key update;
+  with written as (
+    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
+    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), e.id, at
+      from postern.outbox o
+      left join postern.endpoint e
+        on o.target_url is null and e.tenant = o.tenant and e.status <> 'deleted'
+       and postern.subscribes(e.event_types, o.event_type)
+     where o.id = wanted.outbox_id
+       and (o.target_url is not null or e.id is not null)
+       and not exists (select from postern.delivery d where d.outbox_id = o.id)
+       and not exists (select from postern.attempt a where a.outbox_id = o.id and a.outcome = 'delivered')
+    returning id
+  )
+  select max(id) into fresh from written;
+  return fresh;
+end
+$$;
+
+COMMENT ON FUNCTION postern.replay_unsent(wanted postern.message, at timestamp with time zone) IS 'Writes the deliveries of a message that had no endpoint, to those that subscribe now. Used by the update of postern.message.';
+
+CREATE FUNCTION postern.reschedule(message_id text, at timestamp with time zone, destination text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare n bigint;
+begin
+  update postern.message m set next_attempt_at = $2
+   where m.message_id = $1 and m.destination = coalesce($3, m.destination)
+     and m.status in ('pending', 'held');
+  get diagnostics n = row_count;
+  return n;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.reschedule(message_id text, at timestamp with time zone, destination text) IS 'Sets when a pending or held message is due.';
+
+CREATE FUNCTION postern.resume(destination text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+begin
+  if $1 ~ '^ep_[0-9]{1,18}$' then
+    update postern.endpoint e
+       set status = 'active', reason = null, status_since = now()
+     where e.id = substr($1, 4)::bigint and e.status in ('paused', 'disabled');
+  else
+    update postern.breaker b
+       set forced = null, forced_until = null, changed_at = now()
+     where b.destination = $1 and b.forced = 'open';
+  end if;
+  if not found then
+    raise exception '% is not paused', quote_literal($1) using errcode = 'no_data_found';
+  end if;
+  insert into postern.journal (subject, change) values ($1, 'resumed');
+end
+$_$;
+
+COMMENT ON FUNCTION postern.resume(destination text) IS 'Goes on with a destination that was paused, or an endpoint that was disabled.';
+
 CREATE FUNCTION postern.subscribes(event_types text[], event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
@@ -119,50 +812,7 @@ CREATE FUNCTION postern.subscribes(event_types text[], event_type text) RETURNS 
         or (pattern like '%.*' and starts_with(event_type, left(pattern, -1))))
 $$;
 
-CREATE TABLE postern.attempt (
-    claim_id bigint NOT NULL,
-    delivery_id bigint NOT NULL,
-    outbox_id bigint NOT NULL,
-    started_at timestamp with time zone NOT NULL,
-    dispatcher bigint,
-    number integer NOT NULL,
-    duration_ms real NOT NULL,
-    status smallint,
-    outcome text NOT NULL,
-    destination text NOT NULL,
-    class text,
-    error text,
-    response text,
-    CONSTRAINT "outcome is delivered, retry, dead or release" CHECK ((outcome = ANY (ARRAY['delivered'::text, 'retry'::text, 'dead'::text, 'release'::text])))
-)
-WITH (autovacuum_vacuum_insert_scale_factor='0.05');
-
-COMMENT ON TABLE postern.attempt IS 'Append-only log of the requests that went on the wire.';
-
-CREATE TABLE postern.breaker (
-    destination text NOT NULL,
-    state text DEFAULT 'closed'::text NOT NULL,
-    generation bigint DEFAULT 1 NOT NULL,
-    forced text,
-    forced_until timestamp with time zone,
-    opened_at timestamp with time zone,
-    retry_at timestamp with time zone,
-    closed_at timestamp with time zone,
-    trips integer DEFAULT 0 NOT NULL,
-    successes integer DEFAULT 0 NOT NULL,
-    probe_by bigint,
-    probe_until timestamp with time zone,
-    hold_until timestamp with time zone,
-    reason text,
-    changed_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "an open breaker has opened_at and retry_at" CHECK (((state = 'closed'::text) OR ((opened_at IS NOT NULL) AND (retry_at IS NOT NULL)))),
-    CONSTRAINT "forced is open, closed or null" CHECK ((forced = ANY (ARRAY['open'::text, 'closed'::text]))),
-    CONSTRAINT "state is closed, open or half_open" CHECK ((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text]))),
-    CONSTRAINT "trips and successes are at least 0" CHECK (((trips >= 0) AND (successes >= 0)))
-)
-WITH (fillfactor='70', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
-
-COMMENT ON TABLE postern.breaker IS 'Circuit breakers, one row per destination that is not plainly healthy.';
+COMMENT ON FUNCTION postern.subscribes(event_types text[], event_type text) IS 'Whether one of the patterns takes the event type: itself, *, or a prefix such as order.*';
 
 CREATE SEQUENCE postern.claim_id
     START WITH 1
@@ -170,29 +820,6 @@ CREATE SEQUENCE postern.claim_id
     NO MINVALUE
     NO MAXVALUE
     CACHE 1;
-
-CREATE TABLE postern.delivery (
-    id bigint NOT NULL,
-    outbox_id bigint NOT NULL,
-    endpoint_id bigint,
-    next_attempt_at timestamp with time zone DEFAULT now() NOT NULL,
-    leased_until timestamp with time zone,
-    claim_id bigint,
-    claimed_by bigint,
-    attempts integer DEFAULT 0 NOT NULL,
-    last_status smallint,
-    destination text NOT NULL,
-    status text DEFAULT 'pending'::text NOT NULL,
-    reason text,
-    last_error text,
-    CONSTRAINT "a lease has a claim and only a pending delivery has a lease" CHECK ((((leased_until IS NULL) = (claim_id IS NULL)) AND ((claim_id IS NULL) OR (status = 'pending'::text)))),
-    CONSTRAINT "attempts is at least 0" CHECK ((attempts >= 0)),
-    CONSTRAINT "next_attempt_at is finite" CHECK (isfinite(next_attempt_at)),
-    CONSTRAINT "status is pending, held, dead or cancelled" CHECK ((status = ANY (ARRAY['pending'::text, 'held'::text, 'dead'::text, 'cancelled'::text])))
-)
-WITH (fillfactor='42', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.1', autovacuum_vacuum_cost_delay='0');
-
-COMMENT ON TABLE postern.delivery IS 'One message on its way to one destination. Claimable when pending, due, and its lease is null or past.';
 
 ALTER TABLE postern.delivery ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.delivery_id_seq
@@ -230,39 +857,6 @@ ALTER TABLE postern.dispatcher ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENT
     CACHE 1
 );
 
-CREATE TABLE postern.endpoint (
-    id bigint NOT NULL,
-    tenant text DEFAULT ''::text NOT NULL,
-    url text NOT NULL,
-    event_types text[] DEFAULT '{*}'::text[] NOT NULL,
-    status text DEFAULT 'active'::text NOT NULL,
-    reason text,
-    status_since timestamp with time zone DEFAULT now() NOT NULL,
-    style text DEFAULT 'standard'::text NOT NULL,
-    secret text,
-    previous_secret text,
-    previous_until timestamp with time zone,
-    headers jsonb,
-    timeout interval,
-    max_in_flight integer,
-    rate_limit double precision,
-    rate_burst integer,
-    max_attempts integer,
-    backoff_base interval,
-    backoff_cap interval,
-    permanent_codes smallint[],
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "backoff is above 0 and at most 7 days" CHECK (((backoff_base > '00:00:00'::interval) AND (backoff_base <= '7 days'::interval) AND (backoff_cap > '00:00:00'::interval) AND (backoff_cap <= '7 days'::interval))),
-    CONSTRAINT "max_attempts of an endpoint is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "max_in_flight is at least 1" CHECK ((max_in_flight >= 1)),
-    CONSTRAINT "rate_limit is above 0 a second, rate_burst at least 1" CHECK (((rate_limit > (0)::double precision) AND (rate_limit < ('1000000'::numeric)::double precision) AND (rate_burst >= 1))),
-    CONSTRAINT "status is active, paused, disabled or deleted" CHECK ((status = ANY (ARRAY['active'::text, 'paused'::text, 'disabled'::text, 'deleted'::text]))),
-    CONSTRAINT "style is standard, plain, github or stripe" CHECK ((style = ANY (ARRAY['standard'::text, 'plain'::text, 'github'::text, 'stripe'::text]))),
-    CONSTRAINT "timeout is between 100 ms and 5 minutes" CHECK (((timeout >= '00:00:00.1'::interval) AND (timeout <= '00:05:00'::interval)))
-);
-
-COMMENT ON TABLE postern.endpoint IS 'A subscriber: where messages of its tenant and event types go, and how.';
-
 ALTER TABLE postern.endpoint ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.endpoint_id_seq
     START WITH 1
@@ -291,76 +885,6 @@ ALTER TABLE postern.journal ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY
     NO MAXVALUE
     CACHE 1
 );
-
-CREATE TABLE postern.outbox (
-    id bigint NOT NULL,
-    message_id text DEFAULT postern.new_message_id() NOT NULL,
-    tenant text DEFAULT ''::text NOT NULL,
-    event_type text NOT NULL,
-    payload text NOT NULL,
-    content_type text DEFAULT 'application/json'::text NOT NULL,
-    headers jsonb,
-    target_url text,
-    idempotency_key text,
-    deliver_after timestamp with time zone,
-    expires_at timestamp with time zone,
-    max_attempts integer,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "content_type is 1 to 255 printable ASCII characters" CHECK ((content_type ~ '^[!-~]([ -~]{0,253}[!-~])?$'::text)),
-    CONSTRAINT "deliver_after and expires_at are finite" CHECK ((isfinite(deliver_after) AND isfinite(expires_at))),
-    CONSTRAINT "event_type is 1 to 255 of A-Z a-z 0-9 _ - . /" CHECK ((event_type ~ '^[A-Za-z0-9_./-]{1,255}$'::text)),
-    CONSTRAINT "headers is a JSON object of at most 16 KiB" CHECK (((jsonb_typeof(headers) = 'object'::text) AND (octet_length((headers)::text) <= 16384))),
-    CONSTRAINT "idempotency_key is 1 to 255 bytes" CHECK (((octet_length(idempotency_key) >= 1) AND (octet_length(idempotency_key) <= 255))),
-    CONSTRAINT "max_attempts is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "message_id is 1 to 64 of A-Z a-z 0-9 _ -" CHECK ((message_id ~ '^[A-Za-z0-9_-]{1,64}$'::text)),
-    CONSTRAINT "payload is 1 byte to 1 MiB" CHECK (((octet_length(payload) >= 1) AND (octet_length(payload) <= 1048576))),
-    CONSTRAINT "tenant is at most 255 bytes" CHECK ((octet_length(tenant) <= 255))
-)
-WITH (autovacuum_vacuum_insert_scale_factor='0.05');
-
-COMMENT ON TABLE postern.outbox IS 'Messages, written by the application in its own transaction. Append-only; what becomes of them is in postern.message.';
-
-CREATE VIEW postern.message AS
- SELECT o.id AS outbox_id,
-    o.message_id,
-    o.tenant,
-    o.event_type,
-    fate.destination,
-    COALESCE(fate.status, 'no endpoint'::text) AS status,
-    fate.reason,
-    COALESCE(fate.attempts, 0) AS attempts,
-    fate.next_attempt_at,
-    fate.last_status,
-    fate.last_error,
-    fate.delivered_at,
-    o.created_at
-   FROM (postern.outbox o
-     LEFT JOIN LATERAL ( SELECT d.destination,
-            d.status,
-            d.reason,
-            d.attempts,
-            d.next_attempt_at,
-            d.last_status,
-            d.last_error,
-            NULL::timestamp with time zone AS delivered_at
-           FROM postern.delivery d
-          WHERE (d.outbox_id = o.id)
-        UNION ALL
-        ( SELECT DISTINCT ON (a.destination) a.destination,
-            'delivered'::text,
-            NULL::text,
-            a.number,
-            NULL::timestamp with time zone,
-            a.status,
-            NULL::text,
-            (a.started_at + ((a.duration_ms)::double precision * '00:00:00.001'::interval))
-           FROM postern.attempt a
-          WHERE ((a.outbox_id = o.id) AND (a.outcome = 'delivered'::text) AND (NOT (EXISTS ( SELECT
-                   FROM postern.delivery d
-                  WHERE ((d.outbox_id = a.outbox_id) AND (d.destination = a.destination))))))
-          ORDER BY a.destination, a.claim_id DESC)) fate ON (true));
-
-COMMENT ON VIEW postern.message IS 'One row per message and destination: status, reason, attempts, last answer, times.';
 
 ALTER TABLE postern.outbox ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.outbox_id_seq
@@ -417,17 +941,51 @@ CREATE INDEX attempt_by_time ON postern.attempt USING brin (started_at) WITH (pa
 
 CREATE INDEX delivery_due ON postern.delivery USING btree (destination, next_attempt_at, id) WHERE (status = 'pending'::text);
 
+CREATE INDEX delivery_resting ON postern.delivery USING btree (destination, id) WHERE (status <> 'pending'::text);
+
 CREATE INDEX endpoint_by_tenant ON postern.endpoint USING btree (tenant) WHERE (status <> 'deleted'::text);
 
 CREATE UNIQUE INDEX "idempotency_key is unique within tenant" ON postern.outbox USING btree (tenant, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 
 CREATE INDEX outbox_expiring ON postern.outbox USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 
+CREATE TRIGGER begin_change BEFORE UPDATE ON postern.message FOR EACH STATEMENT EXECUTE FUNCTION postern.begin_change();
+
+CREATE TRIGGER change_message INSTEAD OF UPDATE ON postern.message FOR EACH ROW EXECUTE FUNCTION postern.change_message();
+
+CREATE TRIGGER end_change AFTER UPDATE ON postern.message FOR EACH STATEMENT EXECUTE FUNCTION postern.end_change();
+
+CREATE TRIGGER end_lease BEFORE UPDATE OF status ON postern.delivery FOR EACH ROW WHEN (((new.status <> 'pending'::text) AND (new.claim_id IS NOT NULL))) EXECUTE FUNCTION postern.end_lease();
+
 CREATE TRIGGER fan_out AFTER INSERT ON postern.outbox REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION postern.fan_out();
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
 
+REVOKE ALL ON FUNCTION postern.begin_change() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.change_delivery(was postern.message, wanted postern.message) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.change_message() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.end_change() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.end_lease() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.fan_out() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.note_change(kind text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.pause(destination text, reason text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.refuse_update() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.replay_delivered(wanted postern.message, at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.replay_delivery(wanted postern.message, at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.replay_unsent(wanted postern.message, at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.resume(destination text) FROM PUBLIC;
 
