@@ -1,13 +1,23 @@
 package main
 
 import (
+	"net/url"
+	"os"
 	"strings"
 	"testing"
 
 	"postern/integration/pgtest"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+// asProgram makes the test binary behave like the program.
+const asProgram = "POSTERN_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	pgtest.Main(m)
+}
 
 func TestMigrateCommands(t *testing.T) {
 	t.Parallel()
@@ -37,5 +47,33 @@ func TestDatabaseThatIsNotThere(t *testing.T) {
 	got := postern(t, with("DATABASE_URL=postgres://shop:"+percentEncoded(testPassword)+"@127.0.0.1:1/shop"), "migrate", "up")
 	if got.code != exitFailed || !strings.Contains(got.stderr, "connect") || !strings.Contains(got.stderr, "127.0.0.1") {
 		t.Errorf("exit code %d: %s", got.code, got.stderr)
+	}
+}
+
+// TestConnectWithAHardPassword logs in with it, written in each of the forms.
+func TestConnectWithAHardPassword(t *testing.T) {
+	t.Parallel()
+	db := pgtest.EmptyDB(t)
+	role := db.Name
+	db.Exec(`create role "` + role + `" login password '` + testPassword + `'`)
+	t.Cleanup(func() { db.Exec(`drop owned by "` + role + `"; drop role "` + role + `"`) })
+	db.Exec(`grant create on database "` + db.Name + `" to "` + role + `"`)
+	server, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, port := server.Hostname(), server.Port()
+	for form, env := range map[string][]string{
+		"URL":       {"DATABASE_URL=postgres://" + role + ":" + percentEncoded(testPassword) + "@" + server.Host + "/" + db.Name},
+		"keywords":  {"DATABASE_URL=host=" + host + " port=" + port + " user=" + role + " password='" + testPassword + "' dbname=" + db.Name},
+		"variables": {"PGHOST=" + host, "PGPORT=" + port, "PGUSER=" + role, "PGDATABASE=" + db.Name, "PGPASSWORD=" + testPassword},
+	} {
+		if got := postern(t, env, "migrate", "up"); got.code != exitDone {
+			t.Errorf("%s: exit code %d: %s", form, got.code, got.stderr)
+		}
+	}
+	got := postern(t, []string{"DATABASE_URL=postgres://" + role + ":hunter2@" + server.Host + "/" + db.Name}, "migrate", "up")
+	if got.code != exitFailed || !strings.Contains(got.stderr, "password") {
+		t.Errorf("a wrong password: exit code %d: %s", got.code, got.stderr)
 	}
 }

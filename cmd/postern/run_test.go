@@ -30,16 +30,15 @@ func (d *dispatching) text() string {
 	return d.log.String()
 }
 
-// start runs the binary against db and waits until it dispatches.
+// start runs the program against db and waits until it dispatches.
 func start(t *testing.T, db *pgtest.Database, pairs ...string) *dispatching {
 	t.Helper()
-	binary := build(t)
-	d := &dispatching{Cmd: exec.CommandContext(context.WithoutCancel(t.Context()), binary, "run"), end: make(chan error, 1)}
-	d.Env = with(append([]string{
+	env := with(append([]string{
 		"DATABASE_URL=" + db.URL,
 		"POSTERN_ALLOW_HTTP=true",
 		"POSTERN_ALLOW_NETWORKS=127.0.0.0/8",
 	}, pairs...)...)
+	d := &dispatching{Cmd: program(context.WithoutCancel(t.Context()), t, env, "run"), end: make(chan error, 1)}
 	pipe, err := d.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

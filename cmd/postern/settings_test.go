@@ -160,37 +160,40 @@ func checkRefusal(t *testing.T, got result, says []string) {
 	}
 }
 
-// TestBinaryRefusesWrongSettings runs the program as people do, with a process,
-// an environment and an exit code of its own.
-func TestBinaryRefusesWrongSettings(t *testing.T) {
+// TestProcessRefusesWrongSettings runs the program as people do, with an
+// environment and an exit code of its own.
+func TestProcessRefusesWrongSettings(t *testing.T) {
 	t.Parallel()
-	binary := build(t)
 	for _, test := range wrongSettings {
 		t.Run(test.name, func(t *testing.T) {
-			got := execute(t, binary, with(test.set...), "run")
+			got := execute(t, with(test.set...), "run")
 			checkRefusal(t, got, test.says)
 		})
 	}
 }
 
-func build(t *testing.T) string {
+// program is the program as a process of its own: this test binary, which
+// TestMain makes behave like it.
+func program(ctx context.Context, t *testing.T, env []string, args ...string) *exec.Cmd {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), "postern")
-	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build: %s\n%s", err, out)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return binary
+	command := exec.CommandContext(ctx, self, args...)
+	command.Env = append(slices.Clone(env), asProgram+"=1")
+	return command
 }
 
-func execute(t *testing.T, binary string, env []string, args ...string) result {
+func execute(t *testing.T, env []string, args ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
-	command := exec.CommandContext(ctx, binary, args...)
-	command.Env, command.Stdout, command.Stderr = env, &stdout, &stderr
+	command := program(ctx, t, env, args...)
+	command.Stdout, command.Stderr = &stdout, &stderr
 	if err := command.Run(); command.ProcessState == nil {
-		t.Fatalf("run %s: %s", binary, err)
+		t.Fatal(err)
 	}
 	got := result{command.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 	noSecrets(t, got)
