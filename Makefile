@@ -3,7 +3,7 @@
 # it installs where it may, or says in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-js lint schema check
+.PHONY: help build test test-js examples lint schema check
 
 # The linter is built by go run, once for each version of it and of Go.
 golangci_lint := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -22,6 +22,11 @@ test: ## run every test, on a PostgreSQL that it starts itself
 
 test-js: build ## check signatures with the JavaScript libraries that receivers use
 	PATH=$$(.ci/node) && export PATH && cd integration/js && npm ci && go run ../withpg node --test
+
+examples: build ## run the examples, in every language whose runtime is here
+	if path=$$(.ci/node); then PATH=$$path && export PATH && (cd examples/node && npm ci); fi; \
+	PYTHON=$$(.ci/python); export PYTHON; \
+	go run ./integration/examples
 
 lint: ## look for mistakes; the linters and their reasons are in .golangci.yml
 	$(golangci_lint) run

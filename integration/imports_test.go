@@ -15,7 +15,7 @@ var layers = [][]string{
 	{"migrations"},
 	{"outbox", "outbox/inbox", "breaker"},
 	{"dispatcher"},
-	{"cmd"},
+	{"cmd", "examples"},
 	{"integration"},
 }
 
