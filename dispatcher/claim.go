@@ -24,7 +24,9 @@ type claimed struct {
 	EndpointID    *int64
 	Destination   string
 	NextAttemptAt time.Time
-	Attempts      int // with this one
+	Attempts      int   // with this one
+	Generation    int64 // of the destination's breaker; 0: it has none
+	Probe         bool  `db:"-"` // it was claimed to try a shut door
 
 	MessageID    *string // nil: the message was deleted by hand
 	EventType    *string

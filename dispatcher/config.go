@@ -6,6 +6,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"postern/breaker"
 	"postern/outbox/signature"
 )
 
@@ -29,6 +30,8 @@ type Config struct {
 	PollInterval  time.Duration // between looks when nothing is due
 	ShutdownGrace time.Duration // for requests in flight when ctx ends
 	ResponseLimit int64         // bytes of an answer's body that are kept
+
+	Breaker breaker.Settings
 
 	AllowNetworks []netip.Prefix // addresses the guard lets through, private ones too
 	AllowHTTP     bool           // plain http:// is sent, not only https://

@@ -28,6 +28,9 @@ type ended struct {
 	delay   time.Duration // until the next attempt
 	sent    bool          // a request was on the wire, or may have been
 	resp    response
+
+	evidence evidence
+	hold     time.Duration // that the receiver asked for its destination
 }
 
 // deliver is the story of one claimed delivery.
@@ -40,6 +43,11 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	// The slot is held until the outcome is taken over: where outcomes cannot be
 	// recorded, nothing more is sent.
 	d.outcomes <- e
+	if c.Probe {
+		d.probed(c, &e)
+	} else {
+		d.weigh(c, &e)
+	}
 	d.destinations.land(slot, e.sent && e.verdict != verdictRelease)
 	if e.verdict == verdictRelease {
 		d.destinations.lookBack(c.Destination)
@@ -61,7 +69,7 @@ func (d *Dispatcher) gate(ctx context.Context, c *claimed) (e ended, send bool) 
 		e.reason = reasonUnknown
 	case c.URL == nil || c.Destination == "invalid":
 		e.reason = reasonInvalidURL
-	case ctx.Err() != nil, c.EndpointStatus != nil && *c.EndpointStatus != "active":
+	case ctx.Err() != nil, !c.Probe && d.breakers.known.Shut(c.Destination, c.Generation), c.EndpointStatus != nil && *c.EndpointStatus != "active":
 		e.verdict = verdictRelease
 	default:
 		return e, true
@@ -84,7 +92,16 @@ func (d *Dispatcher) attempt(ctx context.Context, c *claimed) ended {
 	}
 	resp := d.post.post(ctx, r)
 	o := classify(&resp, c.PermanentCodes, d.cfg.RetryAfterCap)
-	e := ended{c: c, verdict: o.Verdict, reason: o.Reason, sent: resp.Status != 0 || resp.Sent, resp: resp}
+	e := ended{c: c, verdict: o.Verdict, reason: o.Reason, sent: resp.Status != 0 || resp.Sent, resp: resp, evidence: o.Evidence}
+	if o.HoldDestination {
+		e.hold = o.RetryAfter
+	}
+	if o.Verdict == verdictRetry && c.Probe && e.failed() {
+		// It was sent to learn about the receiver. The attempt is given back, so
+		// that no outage kills a message.
+		e.verdict, e.delay = verdictRelease, o.RetryAfter
+		return e
+	}
 	if o.Verdict == verdictRetry {
 		if c.Attempts >= d.maxAttempts(c) {
 			e.verdict, e.reason = verdictDead, reasonExhausted

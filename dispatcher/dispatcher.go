@@ -71,6 +71,7 @@ type Dispatcher struct {
 	jobs         chan job           // to goroutines that wait for one
 	wakeups      chan struct{}      // a hint that something is due; holds one
 	listener     *listener
+	breakers     *breakers
 	flying       sync.WaitGroup
 	lost         atomic.Int64 // requests cut and outcomes not recorded
 
@@ -105,6 +106,8 @@ func Run(ctx context.Context, cfg Config) error {
 	background.Go(func() { d.beat(ctx) })
 	background.Go(func() { d.expire(ctx) })
 	background.Go(func() { d.listener.run(ctx) })
+	background.Go(func() { d.followBreakers(ctx) })
+	background.Go(func() { d.report(ctx) })
 
 	d.log.Info().Int64("dispatcher", d.id).Int("slots", cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
 	d.dispatch(ctx, work)
@@ -156,6 +159,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
 		jobs:         make(chan job),
 		wakeups:      make(chan struct{}, 1),
+		breakers:     newBreakers(cfg.Breaker),
 	}
 	if err := d.join(ctx); err != nil {
 		db.pool.Close()
@@ -248,9 +252,13 @@ func (d *Dispatcher) round(ctx, work context.Context) (int, error) {
 	if err := d.look(ctx); err != nil {
 		return 0, err
 	}
+	probes, err := d.probe(ctx, work)
+	if err != nil {
+		return 0, err
+	}
 	shares := d.destinations.choose(d.cfg.Batch, time.Now())
 	if len(shares) == 0 {
-		return 0, nil
+		return probes, nil
 	}
 	// A claim that was sent is not cancelled: nobody would know whether its
 	// rows are ours.
@@ -261,7 +269,7 @@ func (d *Dispatcher) round(ctx, work context.Context) (int, error) {
 	for i := range rows {
 		d.begin(job{ctx, work, &rows[i], flights[i]})
 	}
-	return len(rows), nil
+	return probes + len(rows), nil
 }
 
 // job is a claimed delivery and the slot it holds.

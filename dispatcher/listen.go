@@ -76,6 +76,7 @@ func newListener(url string, d *Dispatcher) (*listener, error) {
 	wake := &wakeUps{to: d.wakeups}
 	return &listener{
 		onWake:    wake.hint,
+		onBreaker: func() { hint(d.breakers.stale) },
 		log:       d.log,
 		db:        d.db,
 		config:    conn,

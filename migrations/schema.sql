@@ -2,6 +2,37 @@
 
 CREATE SCHEMA postern;
 
+CREATE FUNCTION postern.announce_breaker() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+  door postern.breaker := coalesce(new, old);
+  change text;
+begin
+  if tg_op = 'DELETE' then
+    if old.state not in ('closed', 'throttled') or old.forced is not null then
+      change := 'closed';
+    end if;
+  elsif tg_op = 'INSERT' then
+    change := coalesce('forced ' || new.forced, nullif(new.state, 'closed'));
+  elsif (new.forced, new.forced_until) is distinct from (old.forced, old.forced_until) then
+    change := coalesce('forced ' || new.forced || coalesce(' until ' || new.forced_until, ''), 'no longer forced');
+  elsif new.state <> old.state then
+    change := new.state;
+  end if;
+  if change is not null then
+    insert into postern.journal (subject, change, reason) values (door.destination, change, door.reason);
+  end if;
+  if (change is not null or (tg_op <> 'DELETE' and new.hold_until > now() and (tg_op = 'INSERT' or coalesce(old.hold_until <= now(), true))))
+     and pg_notification_queue_usage() < 0.5
+  then
+    perform pg_notify('postern.breaker', door.destination);
+  end if;
+  return null;
+end
+$$;
+
 CREATE FUNCTION postern.begin_change() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -92,14 +123,19 @@ CREATE TABLE postern.breaker (
     hold_until timestamp with time zone,
     reason text,
     changed_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "an open breaker has opened_at and retry_at" CHECK (((state = 'closed'::text) OR ((opened_at IS NOT NULL) AND (retry_at IS NOT NULL)))),
+    CONSTRAINT "an open breaker has opened_at and retry_at" CHECK (((state <> ALL (ARRAY['open'::text, 'half_open'::text])) OR ((opened_at IS NOT NULL) AND (retry_at IS NOT NULL)))),
+    CONSTRAINT "destination is 1 to 300 bytes" CHECK (((octet_length(destination) >= 1) AND (octet_length(destination) <= 300))),
     CONSTRAINT "forced is open, closed or null" CHECK ((forced = ANY (ARRAY['open'::text, 'closed'::text]))),
-    CONSTRAINT "state is closed, open or half_open" CHECK ((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text]))),
+    CONSTRAINT "state is closed, open or half_open, or throttled for database" CHECK (((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text])) OR ((state = 'throttled'::text) AND (destination = 'database'::text)))),
     CONSTRAINT "trips and successes are at least 0" CHECK (((trips >= 0) AND (successes >= 0)))
 )
-WITH (fillfactor='70', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
+WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
 
-COMMENT ON TABLE postern.breaker IS 'Circuit breakers, one row per destination that is not plainly healthy.';
+COMMENT ON TABLE postern.breaker IS 'Circuit breakers, one row per destination that is not plainly healthy, and one row for the database.';
+
+COMMENT ON COLUMN postern.breaker.generation IS 'Counts transitions: whoever has seen an older one changes nothing.';
+
+COMMENT ON COLUMN postern.breaker.forced IS 'An operator''s word, which wins over state until forced_until, or until it is set to null.';
 
 CREATE TABLE postern.delivery (
     id bigint NOT NULL,
@@ -401,6 +437,56 @@ $$;
 
 COMMENT ON FUNCTION postern.change_message() IS 'Trigger: what an update of postern.message does to one row.';
 
+CREATE FUNCTION postern.close_breaker(destination text, reason text DEFAULT NULL::text) RETURNS void
+    LANGUAGE sql
+    AS $_$
+  update postern.breaker b
+     set state = 'closed', forced = null, forced_until = null, hold_until = null, trips = 0, reason = $2
+   where b.destination = $1
+$_$;
+
+COMMENT ON FUNCTION postern.close_breaker(destination text, reason text) IS 'Sends to a destination again, whatever it was that stopped it. What it does from now on counts: if it still fails, its breaker opens again.';
+
+CREATE FUNCTION postern.complete_breaker() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  if tg_op = 'UPDATE' then
+    if (new.state, new.forced, new.forced_until) is not distinct from (old.state, old.forced, old.forced_until) then
+      return new;
+    end if;
+    new.changed_at := now();
+    if new.generation <= old.generation then
+      new.generation := old.generation + 1;
+    end if;
+    if new.state = 'closed' and old.state not in ('closed', 'throttled') and new.closed_at is not distinct from old.closed_at then
+      new.closed_at := now();
+    end if;
+  end if;
+  if new.state in ('open', 'half_open') then
+    if tg_op = 'INSERT' or old.state in ('closed', 'throttled') then
+      new.opened_at := now();
+    end if;
+    if new.retry_at is null or (new.state = 'open' and new.retry_at < now()) then
+      new.retry_at := now() + interval '15 s';
+    end if;
+  end if;
+  if new.state <> 'half_open' then
+    new.successes := 0;
+    new.probe_by := null;
+    new.probe_until := null;
+  end if;
+  return new;
+end
+$$;
+
+CREATE FUNCTION postern.cooldown(trips integer, base interval, longest interval) RETURNS interval
+    LANGUAGE sql PARALLEL SAFE
+    AS $$
+  select least(longest, base * power(2, least(trips, 30))) * (0.8 + 0.4 * random())
+$$;
+
 CREATE FUNCTION postern.destination(target_url text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $_$
@@ -578,6 +664,26 @@ end
 $$;
 
 COMMENT ON FUNCTION postern.note_change(kind text) IS 'Counts one row of an update of postern.message.';
+
+CREATE FUNCTION postern.open_breaker(destination text, reason text DEFAULT NULL::text, "for" interval DEFAULT NULL::interval) RETURNS void
+    LANGUAGE sql
+    AS $_$
+  insert into postern.breaker as b (destination, forced, forced_until, reason)
+  values ($1, 'open', now() + $3, $2)
+      on conflict on constraint breaker_pkey do update
+     set forced = 'open', forced_until = excluded.forced_until, reason = excluded.reason
+$_$;
+
+COMMENT ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) IS 'Stops sending to a destination, for so long or until it is closed: select postern.open_breaker(''https://example.com'', ''maintenance'', ''2 hours'').';
+
+CREATE FUNCTION postern.passes(breaker postern.breaker) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select case
+           when breaker.forced is not null and coalesce(breaker.forced_until > now(), true) then breaker.forced = 'closed'
+           else coalesce(breaker.state in ('closed', 'throttled'), true) and coalesce(breaker.hold_until <= now(), true)
+         end
+$$;
 
 CREATE FUNCTION postern.pause(destination text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -838,8 +944,15 @@ CREATE TABLE postern.dispatcher (
     slots integer NOT NULL,
     in_flight integer DEFAULT 0 NOT NULL,
     state text DEFAULT 'running'::text NOT NULL,
+    activity text,
     waiting_for text,
     waiting_since timestamp with time zone,
+    throughput real,
+    usual_throughput real,
+    claim_ms real,
+    usual_claim_ms real,
+    lock_timeouts integer DEFAULT 0 NOT NULL,
+    pool_timeouts integer DEFAULT 0 NOT NULL,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     heartbeat_at timestamp with time zone DEFAULT now() NOT NULL,
     stopped_at timestamp with time zone
@@ -847,6 +960,10 @@ CREATE TABLE postern.dispatcher (
 WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
 
 COMMENT ON TABLE postern.dispatcher IS 'Processes that dispatch, one row a start.';
+
+COMMENT ON COLUMN postern.dispatcher.throughput IS 'Deliveries that ended per second, lately; usual_throughput over the last minutes.';
+
+COMMENT ON COLUMN postern.dispatcher.lock_timeouts IS 'Statements that gave up waiting (SQLSTATE 55P03, 57014) in the last half minute; pool_timeouts likewise for connections.';
 
 ALTER TABLE postern.dispatcher ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.dispatcher_id_seq
@@ -865,6 +982,27 @@ ALTER TABLE postern.endpoint ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTIT
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE postern.evidence (
+    destination text NOT NULL,
+    dispatcher bigint NOT NULL,
+    generation bigint NOT NULL,
+    successes integer NOT NULL,
+    failures integer NOT NULL,
+    unreachable integer NOT NULL,
+    slow integer NOT NULL,
+    stuck boolean NOT NULL,
+    dead integer NOT NULL,
+    since timestamp with time zone DEFAULT now() NOT NULL,
+    as_of timestamp with time zone DEFAULT now() NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
+
+COMMENT ON TABLE postern.evidence IS 'What dispatchers have counted of destinations that fail, from which breakers are opened.';
+
+COMMENT ON COLUMN postern.evidence.unreachable IS 'Attempts in a row, up to the last one, that could not connect at all.';
+
+COMMENT ON COLUMN postern.evidence.stuck IS 'All slots that the dispatcher may give it are taken, and it gets through far less than usual.';
 
 CREATE TABLE postern.journal (
     id bigint NOT NULL,
@@ -925,6 +1063,9 @@ ALTER TABLE ONLY postern.dispatcher
 ALTER TABLE ONLY postern.endpoint
     ADD CONSTRAINT endpoint_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY postern.evidence
+    ADD CONSTRAINT evidence_pkey PRIMARY KEY (destination, dispatcher);
+
 ALTER TABLE ONLY postern.journal
     ADD CONSTRAINT journal_pkey PRIMARY KEY (id);
 
@@ -949,9 +1090,13 @@ CREATE UNIQUE INDEX "idempotency_key is unique within tenant" ON postern.outbox 
 
 CREATE INDEX outbox_expiring ON postern.outbox USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 
+CREATE TRIGGER announce_breaker AFTER INSERT OR DELETE OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.announce_breaker();
+
 CREATE TRIGGER begin_change BEFORE UPDATE ON postern.message FOR EACH STATEMENT EXECUTE FUNCTION postern.begin_change();
 
 CREATE TRIGGER change_message INSTEAD OF UPDATE ON postern.message FOR EACH ROW EXECUTE FUNCTION postern.change_message();
+
+CREATE TRIGGER complete_breaker BEFORE INSERT OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.complete_breaker();
 
 CREATE TRIGGER end_change AFTER UPDATE ON postern.message FOR EACH STATEMENT EXECUTE FUNCTION postern.end_change();
 
@@ -961,11 +1106,17 @@ CREATE TRIGGER fan_out AFTER INSERT ON postern.outbox REFERENCING NEW TABLE AS i
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
 
+REVOKE ALL ON FUNCTION postern.announce_breaker() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.begin_change() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.change_delivery(was postern.message, wanted postern.message) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.change_message() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.close_breaker(destination text, reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.complete_breaker() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.end_change() FROM PUBLIC;
 
@@ -976,6 +1127,8 @@ REVOKE ALL ON FUNCTION postern.fan_out() FROM PUBLIC;
 REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.note_change(kind text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.pause(destination text, reason text) FROM PUBLIC;
 

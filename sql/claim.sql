@@ -22,13 +22,12 @@ with quick as materialized (
   select set_config('synchronous_commit', 'off', true)
 ),
 wanted as materialized (
-  select w.destination, w.quota, w.floor_at, w.floor_id
+  select w.destination, w.quota, w.floor_at, w.floor_id, coalesce(b.generation, 0) as generation
     from unnest(@destinations::text[], @quotas::integer[], @floors_at::timestamptz[], @floors_id::bigint[])
          as w (destination, quota, floor_at, floor_id)
    cross join quick
     left join postern.breaker b on b.destination = w.destination
-   where b.destination is null
-      or (coalesce(b.forced, b.state) = 'closed' and coalesce(b.hold_until <= now(), true))
+   where postern.passes(b)
 ),
 due as materialized (
   select picked.id
@@ -63,6 +62,7 @@ select c.id,
        c.destination,
        c.next_attempt_at,
        c.attempts,
+       w.generation,
        o.message_id,
        o.event_type,
        o.content_type,
@@ -82,6 +82,7 @@ select c.id,
        e.backoff_cap,
        e.permanent_codes
   from claimed c
+  join wanted w on w.destination = c.destination
   left join postern.outbox o on o.id = c.outbox_id
   left join postern.endpoint e on e.id = c.endpoint_id
  order by c.destination, c.next_attempt_at, c.id

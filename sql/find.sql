@@ -34,9 +34,7 @@ with recursive step as (
 select step.n,
        step.destination,
        step.next_attempt_at <= now()
-         and coalesce(b.forced, '') <> 'open'
-         and (b.forced = 'closed' or coalesce(b.state, 'closed') = 'closed' or b.retry_at <= now())
-         and coalesce(b.hold_until <= now(), true)
+         and postern.passes(b)
          and coalesce(e.status, 'active') = 'active' as due,
        e.max_in_flight is not null
          or e.rate_limit is not null

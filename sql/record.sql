@@ -13,9 +13,10 @@ Rows come in order of delivery id and are locked in that order. Returns the
 claims that were still ours; a claim that is missing had been taken over,
 cancelled or deleted.
 
-A delivery without a request gets its attempt back, and so does one that was
-released for no fault of the receiver. Where its request was cut short on
-the wire, the receiver may still be at work, so it waits out its lease.
+A delivery that could not be sent gets its attempt back, and so does one that
+was released: for no fault of the receiver, or because it was a probe. One that
+could not connect has used it. Where a request was cut short on the wire, the
+receiver may still be at work, so the delivery waits out its lease.
 */
 with outcome as materialized (
   select *
@@ -51,10 +52,14 @@ changed as (
   update postern.delivery d
      set status          = case o.outcome when 'dead' then 'dead' else d.status end,
          reason          = o.reason,
-         attempts        = d.attempts - case when o.outcome = 'release' or not o.sent then 1 else 0 end,
+         attempts        = d.attempts - case
+                             when o.outcome = 'release' then 1
+                             when o.outcome = 'dead' and not o.sent and o.reason is distinct from 'max_attempts' then 1
+                             else 0
+                           end,
          next_attempt_at = case o.outcome
                              when 'retry' then now() + o.delay_ms * interval '1 ms'
-                             when 'release' then case when o.sent then d.leased_until
+                             when 'release' then case when o.sent and o.status is null then d.leased_until
                                                        else greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms') end
                              else d.next_attempt_at
                            end,

@@ -92,7 +92,7 @@ func TestListenerIsReplaced(t *testing.T) {
 			lose(db, proxy.Links()[0])
 			insert(t, db, rcv.URL)
 			rcv.Wait(1, time.Minute) // by polling
-pgtest.Eventually(t, time.Minute, "another session listens", func() bool {
+			pgtest.Eventually(t, time.Minute, "another session listens", func() bool {
 				return proxy.Accepted() >= 2 && pgtest.Scan[int](t, db, `select count(*) from pg_stat_activity where datname = current_database() and application_name = 'postern-listen' and pid <> $1`, before) == 1
 			})
 			pgtest.Eventually(t, time.Minute, "it is said", func() bool { return said.count("again") == 1 })

@@ -1,0 +1,469 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"postern/breaker"
+)
+
+const (
+	// rereadInterval is how often the breakers are read though nobody announced
+	// a change, where announcements arrive; where they do not, it is the poll
+	// interval.
+	rereadInterval = 10 * time.Second
+	// fruitless is how many announcements in a row may be followed that had
+	// nothing to announce; then one a second.
+	fruitless = 3
+	// reportInterval is the least time between two reports, but for the first
+	// about a destination that may have to be shut.
+	reportInterval = time.Second
+	probesAtOnce   = 20
+	// probeResult is what writing a probe's result may take; the probe's lease
+	// ends not much later.
+	probeResult = 5 * time.Second
+)
+
+// breakers is this process's part in the breakers: what it has counted, what
+// it knows of the rows, and what it owes them. Safe for concurrent use.
+type breakers struct {
+	settings breaker.Settings
+	counter  *breaker.Counter
+	known    breaker.Copy
+	stale    chan struct{} // the copy may be; holds one
+	kick     chan struct{} // report at once; holds one
+
+	mu    sync.Mutex
+	holds map[string]time.Duration // asked for by receivers, to be written
+	again map[string]bool          // may be probed at once
+
+	nextProbe time.Time // used by the claiming loop alone
+}
+
+func newBreakers(s breaker.Settings) *breakers {
+	s = s.WithDefaults()
+	return &breakers{
+		settings: s,
+		counter:  breaker.NewCounter(s),
+		stale:    make(chan struct{}, 1),
+		kick:     make(chan struct{}, 1),
+		holds:    map[string]time.Duration{},
+		again:    map[string]bool{},
+	}
+}
+
+// hint fills a channel that holds one.
+func hint(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// row is one row of breakers.sql.
+type breakerRow struct {
+	Destination string
+	State       string
+	Generation  int64
+	Passes      bool
+	Forced      bool
+	RetryIn     *time.Duration
+	HeldFor     *time.Duration
+	Reason      *string
+	Watched     bool
+}
+
+// followBreakers keeps the copy of the rows until ctx ends. It reads them when
+// a change is announced, and every now and then without. Announcements are
+// followed at once while they are true; anybody may send false ones.
+func (d *Dispatcher) followBreakers(ctx context.Context) {
+	tokens, refilled := fruitless, time.Now()
+	announced := false
+	for ctx.Err() == nil {
+		started := time.Now()
+		changed, err := d.readBreakers(ctx)
+		if err != nil && ctx.Err() == nil {
+			d.log.Debug().Err(err).Msg("reading the breakers failed; those known before are in force")
+		}
+		rest := max(50*time.Millisecond, 20*time.Since(started))
+		if n := int(time.Since(refilled) / time.Second); n > 0 {
+			tokens, refilled = min(fruitless, tokens+n), time.Now()
+		}
+		if announced && !changed {
+			if tokens--; tokens <= 0 {
+				rest = max(rest, time.Second)
+			}
+		}
+		if !pause(ctx, rest) {
+			return
+		}
+		announced = d.awaitAnnouncement(ctx)
+	}
+}
+
+// awaitAnnouncement waits for one, or until it is time to look without. Doors
+// that may be tried meanwhile wake the claiming loop.
+func (d *Dispatcher) awaitAnnouncement(ctx context.Context) (announced bool) {
+	interval := min(rereadInterval, d.cfg.PollInterval)
+	if d.listener.works.Load() {
+		interval = rereadInterval
+	}
+	reread := time.NewTimer(interval)
+	defer reread.Stop()
+	for {
+		open := time.NewTimer(d.breakers.untilReady(time.Now()))
+		select {
+		case <-ctx.Done():
+		case <-d.breakers.stale:
+			announced = true
+		case <-reread.C:
+		case <-open.C:
+			hint(d.wakeups)
+			continue
+		}
+		open.Stop()
+		return announced
+	}
+}
+
+// untilReady is the time until the next breaker may be probed; a long time
+// where there is none.
+func (b *breakers) untilReady(now time.Time) time.Duration {
+	wait := time.Hour
+	for _, r := range b.known.All() {
+		if in := r.RetryAt.Sub(now); r.State != breaker.Closed && !r.Forced && in > 0 {
+			wait = min(wait, in)
+		}
+	}
+	return wait + time.Millisecond
+}
+
+// readBreakers replaces the copy and reports whether anything was new.
+func (d *Dispatcher) readBreakers(ctx context.Context) (changed bool, err error) {
+	rows, err := query(ctx, d.db, "breakers", pgx.StrictNamedArgs{}, pgx.RowToStructByName[breakerRow])
+	if err != nil {
+		return false, err
+	}
+	now := time.Now()
+	read := make([]breaker.Row, len(rows))
+	for i, r := range rows {
+		read[i] = breaker.Row{
+			Destination: r.Destination, State: r.State, Generation: r.Generation,
+			Passes: r.Passes, Forced: r.Forced, Reason: deref(r.Reason), Watched: r.Watched,
+			RetryAt: now.Add(deref(r.RetryIn)),
+		}
+		if r.HeldFor != nil {
+			read[i].HeldUntil = now.Add(*r.HeldFor)
+		}
+	}
+	changes := d.breakers.known.Replace(read)
+	for _, c := range changes {
+		if c.Reopened() {
+			d.destinations.mark(c.Now.Destination)
+			hint(d.wakeups)
+		}
+		if c.Now.Watched && !c.Before.Watched {
+			hint(d.breakers.kick)
+		}
+		d.log.Debug().Str("destination", c.Now.Destination).Str("state", c.Now.State).
+			Int64("generation", c.Now.Generation).Str("reason", c.Now.Reason).Msg("breaker changed")
+	}
+	return len(changes) > 0, nil
+}
+
+// weigh takes what an attempt says of its destination. It only counts; the
+// report is written apart, so that evidence delays no outcome.
+func (d *Dispatcher) weigh(c *claimed, e *ended) {
+	if e.hold > 0 {
+		d.breakers.mu.Lock()
+		first := d.breakers.holds[c.Destination] == 0
+		d.breakers.holds[c.Destination] = max(d.breakers.holds[c.Destination], e.hold)
+		d.breakers.mu.Unlock()
+		if first && d.breakers.known.Row(c.Destination).Passes {
+			hint(d.breakers.kick)
+		}
+	}
+	dead := e.sent && e.verdict == verdictDead
+	if e.evidence == evidenceNone && !dead {
+		return
+	}
+	urgent := d.breakers.counter.Note(breaker.Attempt{
+		Destination: c.Destination,
+		Generation:  c.Generation,
+		Claim:       c.ClaimID,
+		Failed:      e.evidence == evidenceFailure || e.evidence == evidenceConnection,
+		Unreachable: e.evidence == evidenceConnection,
+		Took:        e.resp.Duration,
+		Dead:        dead,
+		Silent:      e.evidence == evidenceNone,
+	}, time.Now())
+	if urgent {
+		hint(d.breakers.kick)
+	}
+}
+
+// report writes evidence and holds, and has the fleet's evidence judged, until
+// ctx ends. While everything is healthy it writes nothing.
+func (d *Dispatcher) report(ctx context.Context) {
+	tick := time.NewTicker(reportInterval)
+	defer tick.Stop()
+	tidied := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-d.breakers.kick:
+		}
+		if err := d.reportOnce(ctx); err != nil && ctx.Err() == nil {
+			d.log.Warn().Err(err).Msg("reporting evidence failed")
+		}
+		if time.Since(tidied) > time.Minute {
+			tidied = time.Now()
+			_, err := query(ctx, d.db, "tidy", pgx.StrictNamedArgs{"forget": d.breakers.settings.Forget()}, pgx.RowTo[int64])
+			if err != nil && ctx.Err() == nil {
+				d.log.Warn().Err(err).Msg("tidying breakers failed")
+			}
+		}
+		if !pause(ctx, 50*time.Millisecond) {
+			return
+		}
+	}
+}
+
+func (d *Dispatcher) reportOnce(ctx context.Context) error {
+	if err := d.writeHolds(ctx); err != nil {
+		return err
+	}
+	var watched []string
+	for name, row := range d.breakers.known.All() {
+		if row.Watched {
+			watched = append(watched, name)
+		}
+	}
+	reports, suspects := d.breakers.counter.Reports(time.Now(), watched, d.destinations.full)
+	if len(reports) > 0 {
+		if err := d.writeReports(ctx, reports); err != nil {
+			return err
+		}
+	}
+	if len(suspects) > 0 {
+		return d.trip(ctx, suspects)
+	}
+	return nil
+}
+
+func (d *Dispatcher) writeHolds(ctx context.Context) error {
+	b := d.breakers
+	b.mu.Lock()
+	holds := b.holds
+	b.holds = map[string]time.Duration{}
+	b.mu.Unlock()
+	var names []string
+	var waits []float64
+	for name, wait := range holds {
+		// One that is held for as long already needs no other version of its row.
+		if until := b.known.Row(name).HeldUntil; time.Until(until) < wait-time.Second {
+			names, waits = append(names, name), append(waits, millis(wait))
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	_, err := query(ctx, d.db, "hold", pgx.StrictNamedArgs{
+		"destinations": names, "for_ms": waits, "cooldown_cap": b.settings.CooldownCap,
+	}, pgx.RowTo[string])
+	if err == nil {
+		hint(b.stale)
+		d.log.Info().Strs("destinations", names).Msg("held back, as Retry-After asked")
+	}
+	return err
+}
+
+func (d *Dispatcher) writeReports(ctx context.Context, reports []breaker.Report) error {
+	n := len(reports)
+	var (
+		names, generations           = make([]string, n), make([]int64, n)
+		successes, failures, unreach = make([]int32, n), make([]int32, n), make([]int32, n)
+		slow, stuck, dead            = make([]int32, n), make([]bool, n), make([]int32, n)
+	)
+	for i, r := range reports {
+		names[i], generations[i] = r.Destination, r.Generation
+		successes[i], failures[i], unreach[i] = int32(r.Successes), int32(r.Failures), int32(r.Unreachable)
+		slow[i], stuck[i], dead[i] = int32(r.Slow), r.Stuck, int32(r.Dead)
+	}
+	_, err := query(ctx, d.db, "report", pgx.StrictNamedArgs{
+		"dispatcher": d.id, "destinations": names, "generations": generations,
+		"successes": successes, "failures": failures, "unreachable": unreach,
+		"slow": slow, "stuck": stuck, "dead": dead,
+	}, pgx.RowToStructByName[announced])
+	return err
+}
+
+// announced is one row of report.sql.
+type announced struct {
+	Destination string
+	Announced   *bool
+}
+
+// tripped is one row of trip.sql.
+type tripped struct {
+	Destination string
+	Generation  int64
+	Reason      *string
+	RetryIn     time.Duration
+}
+
+func (d *Dispatcher) trip(ctx context.Context, suspects []string) error {
+	s := d.breakers.settings
+	opened, err := query(ctx, d.db, "trip", pgx.StrictNamedArgs{
+		"destinations": suspects, "window": s.Window, "ratio": s.Ratio, "minimum": s.Minimum,
+		"consecutive": s.Consecutive, "dead": s.DeadLetters, "slow_ratio": s.SlowRatio,
+		"cooldown": s.Cooldown, "cooldown_cap": s.CooldownCap,
+	}, pgx.RowToStructByName[tripped])
+	for _, t := range opened {
+		hint(d.breakers.stale)
+		d.log.Warn().Str("destination", t.Destination).Str("reason", deref(t.Reason)).
+			Dur("retry_in", t.RetryIn).Msg("breaker opened")
+	}
+	return err
+}
+
+// probe sends one delivery to each destination whose breaker has been open for
+// long enough, unless another dispatcher does. It returns how many it sent.
+func (d *Dispatcher) probe(ctx, work context.Context) (int, error) {
+	b, now := d.breakers, time.Now()
+	if now.Before(b.nextProbe) {
+		return 0, nil
+	}
+	limit := min(probesAtOnce, d.destinations.free())
+	names := b.ready(now, limit)
+	if len(names) == 0 || limit == 0 {
+		return 0, nil
+	}
+	b.nextProbe = now.Add(min(time.Second, d.cfg.PollInterval))
+	rows, err := query(context.WithoutCancel(ctx), d.db, "probe", pgx.StrictNamedArgs{
+		"destinations": names,
+		"quota":        limit,
+		"dispatcher":   d.id,
+		"timeout":      d.cfg.Timeout,
+		"margin":       d.cfg.LeaseMargin,
+		"inline":       inlinePayload,
+	}, pgx.RowToStructByName[claimed])
+	if err != nil {
+		return 0, err
+	}
+	if len(rows) > 0 {
+		hint(b.stale)
+	}
+	if len(rows) == limit {
+		b.nextProbe = now
+	}
+	for i := range rows {
+		rows[i].Probe = true
+		d.begin(job{ctx, work, &rows[i], d.destinations.launch(rows[i].Destination, now)})
+	}
+	return len(rows), nil
+}
+
+// ready returns breakers that may be probed: those whose first probe has
+// succeeded before those whose time has come.
+func (b *breakers) ready(now time.Time, limit int) []string {
+	b.mu.Lock()
+	names := make([]string, 0, len(b.again))
+	for name := range b.again {
+		names = append(names, name)
+	}
+	clear(b.again)
+	b.mu.Unlock()
+	return append(names, b.known.Ready(now, max(0, limit-len(names)))...)
+}
+
+// probed moves the breaker by a probe's outcome. A probe that says nothing of
+// the receiver frees the way for the next; where even that cannot be written,
+// its lease ends.
+func (d *Dispatcher) probed(c *claimed, e *ended) {
+	ctx, cancel := context.WithTimeout(context.Background(), probeResult)
+	defer cancel()
+	b := d.breakers
+	args := pgx.StrictNamedArgs{"destination": c.Destination, "generation": c.Generation, "dispatcher": d.id}
+	var err error
+	switch {
+	case e.failed():
+		args["cooldown"], args["cooldown_cap"] = b.settings.Cooldown, b.settings.CooldownCap
+		args["retry_after_ms"], args["reason"] = millis(e.hold), e.complaint()
+		err = moved(ctx, d, "fail", args, func(again time.Duration) {
+			d.log.Warn().Str("destination", c.Destination).Str("reason", e.complaint()).
+				Dur("retry_in", again).Msg("probe failed, breaker stays open")
+		})
+	case e.resp.Status != 0:
+		args["probes"] = b.settings.Probes
+		err = moved(ctx, d, "pass", args, func(state string) {
+			d.log.Info().Str("destination", c.Destination).Str("state", state).Msg("probe succeeded")
+			if state == breaker.HalfOpen {
+				b.mu.Lock()
+				b.again[c.Destination] = true
+				b.mu.Unlock()
+			} else {
+				d.destinations.mark(c.Destination)
+			}
+			hint(d.wakeups)
+		})
+	default:
+		err = moved(ctx, d, "let", args, func(string) {})
+	}
+	hint(b.stale)
+	if err != nil {
+		d.log.Warn().Err(err).Str("destination", c.Destination).Msg("a probe's result could not be written; its lease ends by itself")
+	}
+}
+
+// moved runs a statement that moves a breaker, and says where to if the probe
+// was still ours.
+func moved[T any](ctx context.Context, d *Dispatcher, verb string, args pgx.StrictNamedArgs, say func(T)) error {
+	rows, err := query(ctx, d.db, verb, args, pgx.RowTo[T])
+	if err == nil && len(rows) > 0 {
+		say(rows[0])
+	}
+	return err
+}
+
+// failed reports whether an attempt is evidence against its destination.
+func (e *ended) failed() bool {
+	return e.evidence == evidenceFailure || e.evidence == evidenceConnection
+}
+
+// complaint says in a few words how an attempt failed.
+func (e *ended) complaint() string {
+	if e.resp.Status != 0 {
+		return fmt.Sprintf("the probe was answered %d", e.resp.Status)
+	}
+	return fmt.Sprintf("the probe failed: %s", e.resp.Class)
+}
+
+// launch takes a slot for a probe, which does not wait for its turn.
+func (ds *destinations) launch(name string, now time.Time) *flight {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	d := ds.known[name]
+	if d == nil {
+		d = &destination{name: name}
+		ds.known[name] = d
+	}
+	d.used = now
+	ds.active[d] = struct{}{}
+	ds.inFlight++
+	return d.begin(now)
+}
+
+// full reports whether a destination holds all the slots that it may.
+func (ds *destinations) full(name string) bool {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	d := ds.known[name]
+	return d != nil && ds.allowance(d, !d.isQuick(time.Now())) <= 0
+}

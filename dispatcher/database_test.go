@@ -1,9 +1,0 @@
-package dispatcher
-
-import (
-	"testing"
-
-	"postern/integration/pgtest"
-)
-
-func TestMain(m *testing.M) { pgtest.Main(m) }
