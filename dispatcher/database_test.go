@@ -1,0 +1,9 @@
+package dispatcher
+
+import (
+	"testing"
+
+	"postern/integration/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }

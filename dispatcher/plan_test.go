@@ -1,0 +1,204 @@
+package dispatcher
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"postern/integration/pgtest"
+	"postern/sql"
+)
+
+// ninety is one destination that holds 99 of a hundred rows.
+const ninety = "https://busy.example"
+
+// Statistics that mislead the planner. Each makes the tables as they would be
+// after such a history.
+var histories = []struct{ name, sql string }{
+	{"a hundred thousand due, one destination has nearly all", `
+		insert into postern.outbox (event_type, payload, target_url)
+		select 'a', '1', case when i % 100 = 0 then 'https://h' || i % 1000 || '.example/' else 'https://busy.example/' end
+		  from generate_series(1, 100000) i;
+		analyze postern.outbox; analyze postern.delivery`},
+	{"the same, statistics from when the tables were empty", `
+		alter table postern.delivery set (autovacuum_enabled = off);
+		alter table postern.outbox set (autovacuum_enabled = off);
+		analyze postern.outbox; analyze postern.delivery;
+		insert into postern.outbox (event_type, payload, target_url)
+		select 'a', '1', case when i % 100 = 0 then 'https://h' || i % 1000 || '.example/' else 'https://busy.example/' end
+		  from generate_series(1, 30000) i`},
+	{"everything drained, nothing vacuumed", `
+		alter table postern.delivery set (autovacuum_enabled = off);
+		insert into postern.outbox (event_type, payload, target_url)
+		select 'a', '1', 'https://busy.example/' from generate_series(1, 30000) i;
+		delete from postern.delivery where id < (select max(id) - 50 from postern.delivery);
+		vacuum postern.delivery; analyze postern.delivery`},
+	{"all retries lie in the future", `
+		insert into postern.outbox (event_type, payload, target_url, deliver_after)
+		select 'a', '1', 'https://busy.example/', now() + interval '1 hour' from generate_series(1, 30000) i;
+		analyze postern.outbox; analyze postern.delivery`},
+	{"nearly all are dead letters", `
+		insert into postern.outbox (event_type, payload, target_url)
+		select 'a', '1', 'https://busy.example/' from generate_series(1, 30000) i;
+		update postern.delivery set status = 'dead', reason = 'max_attempts' where id < (select max(id) - 50 from postern.delivery);
+		vacuum analyze postern.delivery`},
+}
+
+// Every statement of the loop reads a few pages per row that it takes, whatever
+// the planner believes: the claim of ten never takes or locks more than ten.
+func TestPlansUnderHostileStatistics(t *testing.T) {
+	t.Parallel()
+	for _, h := range histories {
+		t.Run(h.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.DB(t)
+			conn := db.Connect()
+			defer func() { _ = conn.Close(context.Background()) }()
+			for _, statement := range strings.Split(h.sql, ";") {
+				db.Exec(statement)
+			}
+			if _, err := conn.Exec(t.Context(), settings, pgx.NamedArgs{"local": false}); err != nil {
+				t.Fatal(err)
+			}
+			newest := pgtest.Scan[int64](t, db, `select max(id) from postern.delivery`)
+			for _, c := range []struct {
+				verb   string
+				args   pgx.NamedArgs
+				most   int // pages
+				atMost int // rows
+			}{
+				{"find", pgx.NamedArgs{"after": "", "steps": 20, "ramp": time.Minute}, 150, 20},
+				{"fresh", pgx.NamedArgs{"seen": newest - 20, "quiet_us": int64(0)}, 30, 22},
+				{"claim", pgx.NamedArgs{
+					"destinations": []string{ninety, "https://h100.example"}, "quotas": []int32{8, 2},
+					"floors_at": []time.Time{{}, {}}, "floors_id": []int64{0, 0},
+					"dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250, 10},
+				{"record", recordArgs(newest, 10), 150, 10},
+				{"expire", pgx.NamedArgs{"since": time.Time{}}, 20, 1},
+				{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20, 1},
+			} {
+				for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+					pages, rows := explain(t, conn, c.verb, mode, c.args)
+					if pages > c.most || rows > c.atMost {
+						t.Errorf("%s, %s: %d pages and %d rows, want at most %d and %d", c.verb, mode, pages, rows, c.most, c.atMost)
+					}
+				}
+			}
+		})
+	}
+}
+
+func recordArgs(newest int64, n int) pgx.NamedArgs {
+	args := pgx.NamedArgs{"dispatcher": int64(1)}
+	ids, numbers, floats, small, texts, verdicts, sent := make([]int64, n), make([]int32, n), make([]float64, n), make([]int32, n), make([]string, n), make([]string, n), make([]bool, n)
+	for i := range n {
+		ids[i] = newest - int64(n-i)
+		verdicts[i] = []string{"delivered", "retry"}[i%2]
+		sent[i] = true
+	}
+	for _, name := range []string{"delivery_ids", "claim_ids", "outbox_ids"} {
+		args[name] = ids
+	}
+	for _, name := range []string{"destinations", "classes", "errors", "responses", "reasons"} {
+		args[name] = texts
+	}
+	for _, name := range []string{"ages_ms", "durations_ms", "delays_ms"} {
+		args[name] = floats
+	}
+	args["outcomes"], args["sent"], args["numbers"], args["statuses"] = verdicts, sent, numbers, small
+	return args
+}
+
+// explain runs a statement in a transaction that is rolled back and returns how
+// many pages it touched and how many rows it returned.
+func explain(t testing.TB, conn *pgx.Conn, verb, mode string, named pgx.NamedArgs) (pages, rows int) {
+	t.Helper()
+	ctx := t.Context()
+	text, args, err := named.RewriteQuery(ctx, conn, sql.Load(verb, "postern"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	literals := make([]string, len(args))
+	for i, arg := range args {
+		literals[i] = literal(arg)
+	}
+	call := ""
+	if len(literals) > 0 {
+		call = "(" + strings.Join(literals, ", ") + ")"
+	}
+	script := fmt.Sprintf("begin; set local plan_cache_mode = %s; prepare p as %s", mode, text)
+	if _, err := conn.Exec(ctx, script); err != nil {
+		t.Fatalf("%s: %v", verb, err)
+	}
+	defer func() {
+		if _, err := conn.Exec(ctx, "rollback; deallocate p"); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	var out string
+	if err := conn.QueryRow(ctx, "explain (analyze, buffers, format json) execute p"+call, pgx.QueryExecModeSimpleProtocol).Scan(&out); err != nil {
+		t.Fatalf("%s: %v", verb, err)
+	}
+	var plans []struct {
+		Plan struct {
+			Hit  int     `json:"Shared Hit Blocks"`
+			Read int     `json:"Shared Read Blocks"`
+			Rows float64 `json:"Actual Rows"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &plans); err != nil {
+		t.Fatal(err)
+	}
+	return plans[0].Plan.Hit + plans[0].Plan.Read, int(plans[0].Plan.Rows)
+}
+
+// literal writes an argument as SQL.
+func literal(arg any) string {
+	switch v := arg.(type) {
+	case int:
+		return strconv.Itoa(v)
+	case int64:
+		return strconv.FormatInt(v, 10)
+	case string:
+		return "'" + v + "'"
+	case time.Duration:
+		return fmt.Sprintf("'%d microseconds'", v.Microseconds())
+	case time.Time:
+		return "'" + v.UTC().Format("2006-01-02 15:04:05Z") + "'"
+	case []time.Time:
+		parts := make([]string, len(v))
+		for i := range v {
+			parts[i] = strings.Trim(literal(v[i]), "'")
+		}
+		return "'{\"" + strings.Join(parts, `","`) + "\"}'"
+	case []string:
+		return "'{\"" + strings.Join(v, `","`) + "\"}'"
+	default:
+		return "'" + strings.NewReplacer("[", "{", "]", "}", " ", ",").Replace(fmt.Sprint(v)) + "'"
+	}
+}
+
+// Every statement is accepted by the migrated database, in another schema too.
+func TestStatementsPrepare(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	conn := db.Connect()
+	defer func() { _ = conn.Close(context.Background()) }()
+	for _, verb := range sql.Verbs() {
+		// The names of arguments do not matter here, only that the server
+		// finds types for them.
+		text, _, err := pgx.NamedArgs{}.RewriteQuery(t.Context(), conn, sql.Load(verb, "postern"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Prepare(t.Context(), verb, text); err != nil {
+			t.Errorf("sql/%s.sql: %v", verb, err)
+		}
+	}
+}
