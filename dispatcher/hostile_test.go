@@ -42,7 +42,7 @@ func TestThousandHostileReceivers(t *testing.T) {
 	}
 	tr := newTransport(loopback())
 
-	const limit = 5 * time.Second
+	const limit = 3 * time.Second
 	small, large := []byte("{}"), make([]byte, 1<<20)
 	highest := watchMemory(t)
 	var all sync.WaitGroup

@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -13,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"postern/integration/receiver"
 )
@@ -47,11 +50,12 @@ func TestHTTP2(t *testing.T) {
 }
 
 // frames is an HTTP/2 server that answers every request with what answer
-// writes, and counts requests and connections.
+// writes, and counts requests.
 type frames struct {
-	url                   string
-	roots                 *x509.CertPool
-	requests, connections atomic.Int64
+	url      string
+	roots    *x509.CertPool
+	requests atomic.Int64
+	close    func() // waits for the clients to hang up
 }
 
 func newFrames(t *testing.T, answer func(f *http2.Framer, stream uint32)) *frames {
@@ -66,14 +70,14 @@ func newFrames(t *testing.T, answer func(f *http2.Framer, stream uint32)) *frame
 	}
 	s.url = "https://" + listener.Addr().String()
 	var busy sync.WaitGroup
-	t.Cleanup(func() { listener.Close(); busy.Wait() })
+	s.close = func() { listener.Close(); busy.Wait() }
+	t.Cleanup(s.close)
 	busy.Go(func() {
 		for {
 			c, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			s.connections.Add(1)
 			busy.Go(func() { s.serve(c, answer) })
 		}
 	})
@@ -148,6 +152,89 @@ func TestNoHiddenResendInHTTP2(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What HTTP/2 servers can do without end, all in one process at once.
+//
+// Not parallel: it counts goroutines and measures memory.
+func TestHostileHTTP2(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	filler := strings.Repeat("x", 1000)
+	for name, c := range map[string]struct {
+		answer func(f *http2.Framer, stream uint32)
+		status int
+	}{
+		"endless body": {func(f *http2.Framer, stream uint32) {
+			write(f, stream, false, ":status", "200")
+			for f.WriteData(stream, false, []byte(filler)) == nil {
+			}
+		}, 200},
+		"endless 1xx": {func(f *http2.Framer, stream uint32) {
+			for write(f, stream, false, ":status", "103", "link", filler) == nil {
+			}
+		}, 0},
+		"endless header": {func(f *http2.Framer, stream uint32) {
+			f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: encode(":status", "200")})
+			for f.WriteContinuation(stream, false, encode("x-filler", filler)) == nil {
+			}
+		}, 0},
+		"header bomb": {func(f *http2.Framer, stream uint32) {
+			fields := []string{":status", "200"}
+			for range 1000 {
+				fields = append(fields, "x-filler", filler) // one byte each on the wire
+			}
+			write(f, stream, true, fields...)
+		}, 0},
+		"endless pings": {func(f *http2.Framer, stream uint32) {
+			for f.WritePing(false, [8]byte{}) == nil {
+			}
+		}, 0},
+		"trailers": {func(f *http2.Framer, stream uint32) {
+			write(f, stream, false, ":status", "200")
+			f.WriteData(stream, false, []byte(filler))
+			for write(f, stream, false, "x-filler", filler) == nil {
+			}
+		}, 200},
+	} {
+		s := newFrames(t, c.answer)
+		cfg := loopback()
+		cfg.rootCAs, cfg.Timeout = s.roots, time.Second
+		tr := newTransport(cfg)
+		highest := watchMemory(t)
+		resp := tr.try(t, s.url, 500*msec)
+		if resp.Status != c.status || c.status == 0 && resp.Class != classTimeout && resp.Class != classProtocol {
+			t.Errorf("%s: %+v", name, resp)
+		}
+		// What it does to one request may end the others on its connection.
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() { tr.try(t, s.url, 500*msec) })
+		}
+		all.Wait()
+		if most := highest(); most > 256<<20 {
+			t.Errorf("%s: %d MiB in use", name, most>>20)
+		}
+		tr.Close()
+		s.close()
+	}
+	goleak.VerifyNone(t, before)
+}
+
+func write(f *http2.Framer, stream uint32, end bool, fields ...string) error {
+	return f.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: stream, BlockFragment: encode(fields...), EndHeaders: true, EndStream: end,
+	})
+}
+
+// encode makes a header block; each has an encoder of its own, whose dynamic
+// table is only right for the first block of a connection.
+func encode(fields ...string) []byte {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	for i := 0; i < len(fields); i += 2 {
+		e.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1], Sensitive: i+2 >= len(fields) && len(fields) <= 4})
+	}
+	return b.Bytes()
 }
 
 // swallower passes bytes on, until it swallows all that come on the connections

@@ -1,6 +1,9 @@
 package dispatcher
 
 import (
+	"bufio"
+	"bytes"
+	"net/http"
 	"strings"
 	"testing"
 )
@@ -169,4 +172,38 @@ func TestTargetErrorsShowNothingOfTheURL(t *testing.T) {
 			t.Errorf("%q: %v", raw, err)
 		}
 	}
+}
+
+// Whatever is accepted is one well-formed request line and one Host field, and
+// what a server reads there is what was checked.
+func FuzzTarget(f *testing.F) {
+	for _, raw := range unsendable {
+		f.Add(raw)
+	}
+	f.Add("http://user:pw@r.example:8080/a b/%2f?c=d e&f#g")
+	f.Add("https://bücher.example./ü?ü")
+	f.Add("http://[::ffff:7f00:1]:80/")
+	cfg := transportConfig{AllowHTTP: true}.withDefaults()
+	f.Fuzz(func(t *testing.T, raw string) {
+		to, err := parseTarget(raw, &cfg)
+		if err != nil {
+			return
+		}
+		r := (&exchange{Context: t.Context()}).request(&to, http.Header{}, []byte("{}"))
+		var wire bytes.Buffer
+		if err := r.Write(&wire); err != nil {
+			t.Fatalf("%q: %v", raw, err)
+		}
+		got, err := http.ReadRequest(bufio.NewReader(&wire))
+		if err != nil {
+			t.Fatalf("%q: %v", raw, err)
+		}
+		if got.Host != to.host || got.RequestURI != to.url.RequestURI() || got.ContentLength != 2 {
+			t.Errorf("%q: Host %q, target %q", raw, got.Host, got.RequestURI)
+		}
+		again, err := parseTarget(to.url.String(), &cfg)
+		if err != nil || again.url.Host != to.url.Host || again.url.RequestURI() != to.url.RequestURI() {
+			t.Errorf("%q: %s is read as %+v, %v", raw, to.url, again, err)
+		}
+	})
 }

@@ -136,6 +136,9 @@ func newTransport(cfg transportConfig) *transport {
 			// gets another.
 			SendPingTimeout: ping,
 			PingTimeout:     ping,
+			// A peer that talks on and on but does not listen passes for alive,
+			// and holds a goroutine for each request.
+			WriteByteTimeout: ping,
 			// What a receiver may send before we read it: the default is 4 MiB
 			// a request and 1 GiB a connection.
 			MaxReceiveBufferPerStream:     64 << 10,
@@ -145,8 +148,10 @@ func newTransport(cfg transportConfig) *transport {
 	return t
 }
 
-// Close closes idle connections and stops dials under way. Requests that are
-// still out end with their own contexts.
+// Close closes every connection, so that none of its goroutines outlives the
+// transport for long; call it when no request is out any more. To close idle
+// connections is not enough: one of HTTP/2 that is being tidied up counts as
+// busy, and would stay for the idle timeout.
 func (t *transport) Close() {
 	t.close()
 	t.http.CloseIdleConnections()
@@ -374,5 +379,16 @@ func (t *transport) dial(ctx context.Context, network, address string) (net.Conn
 	if err != nil {
 		return nil, explainDial(err, verdicts)
 	}
-	return conn, nil
+	return &openConn{conn, context.AfterFunc(t.open, func() { conn.Close() })}, nil
+}
+
+// openConn is a connection that ends with its transport.
+type openConn struct {
+	net.Conn
+	forget func() bool
+}
+
+func (c *openConn) Close() error {
+	c.forget()
+	return c.Conn.Close()
 }
