@@ -32,6 +32,7 @@ type block struct {
 	text     string
 	line     int
 	notRun   bool
+	tutorial bool // TestTutorial runs it
 }
 
 // pages are the texts that are read outside of the code.
@@ -60,13 +61,16 @@ func blocks(t *testing.T, page string) []block {
 	var all []block
 	var open *block
 	var before string
-	number := 0
+	number, tutorial := 0, false
 	for line := range strings.Lines(string(text)) {
 		number++
+		if strings.HasPrefix(line, "## ") && open == nil {
+			tutorial = line == "## Five minutes\n"
+		}
 		fence, isFence := strings.CutPrefix(strings.TrimSpace(line), "```")
 		switch {
 		case isFence && open == nil:
-			open = &block{language: fence, line: number, notRun: strings.HasPrefix(before, "<!-- not run: ")}
+			open = &block{language: fence, line: number, notRun: strings.HasPrefix(before, "<!-- not run: "), tutorial: tutorial}
 		case isFence:
 			all = append(all, *open)
 			open = nil
@@ -118,7 +122,7 @@ func TestSQL(t *testing.T) {
 	forPages(t, func(t *testing.T, page string, all []block) {
 		var conn *pgx.Conn
 		for _, b := range all {
-			if b.language != "sql" || b.notRun {
+			if b.language != "sql" || b.notRun || b.tutorial {
 				continue
 			}
 			if conn == nil {
@@ -210,7 +214,7 @@ func TestShell(t *testing.T) {
 	t.Parallel()
 	forPages(t, func(t *testing.T, page string, all []block) {
 		for _, b := range all {
-			if b.language != "sh" || b.notRun {
+			if b.language != "sh" || b.notRun || b.tutorial {
 				continue
 			}
 			out := shell(t, page, b)
