@@ -35,7 +35,7 @@ type Config struct {
 
 	AllowNetworks []netip.Prefix // addresses the guard lets through, private ones too
 	AllowHTTP     bool           // plain http:// is sent, not only https://
-	AllowPorts    []uint16       // empty: every port
+	AllowPorts    []uint16       // empty: 80, 443 and every port from 1024
 
 	// Cut, when closed, ends the grace at once. May be nil.
 	Cut <-chan struct{}

@@ -37,7 +37,7 @@ type transportConfig struct {
 	// Timeout bounds an attempt whose request names none: 10 s. An HTTP/2
 	// connection without a sign of life for a third of it is asked for one.
 	Timeout time.Duration
-	// ResponseLimit is how many bytes of an answer's body are kept: 16 KiB.
+	// ResponseLimit is how many bytes of an answer's body are kept; 0 keeps none.
 	ResponseLimit int
 	// MaxIdlePerHost should be as many requests as may be out to one
 	// destination at once, or connections are closed only to be opened again:
@@ -55,9 +55,7 @@ func (c transportConfig) withDefaults() transportConfig {
 	if c.Timeout <= 0 {
 		c.Timeout = 10 * time.Second
 	}
-	if c.ResponseLimit <= 0 {
-		c.ResponseLimit = 16 << 10
-	}
+	c.ResponseLimit = max(0, c.ResponseLimit)
 	if c.MaxIdlePerHost <= 0 {
 		c.MaxIdlePerHost = 256
 	}

@@ -26,6 +26,7 @@ func loopback() transportConfig {
 	return transportConfig{
 		AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
 		AllowHTTP:     true,
+		ResponseLimit: 16 << 10,
 	}
 }
 
@@ -85,5 +86,23 @@ func TestPostSendsOneRequest(t *testing.T) {
 	}
 	if r := <-got; r.header.Get("Content-Type") != "application/json" {
 		t.Errorf("%v", r.header)
+	}
+}
+
+func TestPostKeepsNoMoreThanItMay(t *testing.T) {
+	t.Parallel()
+	r := receiver.New(t, receiver.Body(200, "thänks"))
+	for limit, want := range map[int]string{0: "", 3: "th", 4: "thä", 100: "thänks"} {
+		cfg := loopback()
+		cfg.ResponseLimit = limit
+		tr := newTestTransport(t, cfg)
+		for range 2 {
+			if resp := tr.try(t, r.URL, 0); resp.Status != 200 || resp.Snippet != want {
+				t.Errorf("%d bytes: %+v", limit, resp)
+			}
+		}
+	}
+	if n := r.Accepted(); n != 4 {
+		t.Errorf("%d connections for 4 transports", n)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/signal"
 	"syscall"
@@ -22,6 +23,9 @@ const (
 )
 
 func main() {
+	// Net/http writes to the standard logger when a receiver sends something
+	// unasked, and quotes it. Nothing else of ours uses that logger.
+	log.SetOutput(io.Discard)
 	ctx, cut := signals()
 	os.Exit(run(ctx, cut, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
