@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"postern/breaker"
 	"postern/dispatcher"
 )
 
@@ -40,10 +41,40 @@ func (c *runCommand) config(p process) dispatcher.Config {
 		PollInterval:  s.PollInterval,
 		ShutdownGrace: s.ShutdownGrace,
 		ResponseLimit: int64(s.ResponseLimit),
+		Breaker:       s.breaker(),
 		AllowNetworks: s.AllowNetworks,
 		AllowHTTP:     s.AllowHTTP,
 		AllowPorts:    s.AllowPorts,
 		Cut:           p.cut,
 		Log:           c.Log.logger(p.stderr),
+	}
+}
+
+func (s *runSettings) breaker() breaker.Settings {
+	ramp := s.BreakerRamp
+	if ramp == 0 {
+		ramp = -1
+	}
+	return breaker.Settings{
+		Window:      s.BreakerWindow,
+		Ratio:       float64(s.BreakerRatio),
+		Minimum:     s.BreakerMinimum,
+		Consecutive: s.BreakerConsecutive,
+		DeadLetters: s.BreakerDeadLetters,
+		SlowCall:    s.BreakerSlowCall,
+		SlowRatio:   float64(s.BreakerSlowRatio),
+		Cooldown:    s.BreakerCooldown,
+		CooldownCap: s.BreakerCooldownCap,
+		Probes:      s.BreakerProbes,
+		Ramp:        ramp,
+		Database: breaker.DatabaseSettings{
+			LockWait:  s.BreakerDatabaseLockWait,
+			Waiting:   float64(s.BreakerDatabaseWaiting),
+			Sessions:  s.BreakerDatabaseSessions,
+			Timeouts:  s.BreakerDatabaseTimeouts,
+			InFlight:  float64(s.BreakerDatabaseInFlight),
+			SlowClaim: float64(s.BreakerDatabaseSlowClaim),
+			Cooldown:  s.BreakerDatabaseCooldown,
+		},
 	}
 }

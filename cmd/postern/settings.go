@@ -26,6 +26,7 @@ var groups = []kong.Group{
 	{Key: "signing", Title: "Signing"},
 	{Key: "delivery", Title: "Delivery"},
 	{Key: "addresses", Title: "Addresses"},
+	{Key: "breaker", Title: "Circuit breakers"},
 	{Key: "log", Title: "Log"},
 }
 
@@ -74,6 +75,26 @@ type runSettings struct {
 	AllowHTTP     bool     `name:"allow-http" setting:"" default:"false" group:"addresses" help:"Also deliver to http:// URLs, unencrypted."`
 	AllowPorts    ports    `setting:"" placeholder:"PORT,…" allowed:"ports from 1 to 65535, separated by commas" computed:"80, 443 and every port from 1024" group:"addresses" help:"Ports that the address guard lets through."`
 
+	BreakerWindow      time.Duration `setting:"" default:"60s" min:"1s" max:"1h" placeholder:"DURATION" group:"breaker" help:"Window over which failures are counted."`
+	BreakerRatio       ratio         `setting:"" default:"0.5" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of failures in the window that opens a destination's breaker."`
+	BreakerMinimum     int           `setting:"" default:"10" min:"1" max:"100000" placeholder:"N" group:"breaker" help:"Attempts in the window before the ratio counts."`
+	BreakerConsecutive int           `setting:"" default:"5" min:"1" max:"1000" placeholder:"N" group:"breaker" help:"Failures to connect in a row that open a breaker."`
+	BreakerCooldown    time.Duration `setting:"" default:"15s" min:"100ms" max:"1h" placeholder:"DURATION" group:"breaker" help:"How long a breaker stays open the first time. It doubles with every trip."`
+	BreakerCooldownCap time.Duration `setting:"" default:"15m" min:"100ms" max:"24h" placeholder:"DURATION" group:"breaker" help:"Longest time that a breaker stays open before it is probed."`
+	BreakerProbes      int           `setting:"" default:"2" min:"1" max:"100" placeholder:"N" group:"breaker" help:"Probes in a row that must succeed before a breaker closes."`
+	BreakerRamp        time.Duration `setting:"" default:"30s" min:"100ms" max:"1h" zero:"gives the full share at once" placeholder:"DURATION" group:"breaker" help:"Time over which a destination's share grows back after its breaker closed."`
+	BreakerDeadLetters int           `setting:"" default:"50" min:"1" max:"1000000" placeholder:"N" group:"breaker" help:"Deliveries that end dead in the window and open a breaker."`
+	BreakerSlowCall    time.Duration `setting:"" default:"5s" min:"10ms" max:"10m" placeholder:"DURATION" group:"breaker" help:"From when a request is slow. Slow requests alone open no breaker: their destination must also hold all slots that it may and get far less done than usual."`
+	BreakerSlowRatio   ratio         `setting:"" default:"0.8" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of slow requests in the window that opens the breaker of such a destination."`
+
+	BreakerDatabaseLockWait  time.Duration `setting:"" default:"2s" min:"100ms" max:"1m" placeholder:"DURATION" group:"breaker" help:"From when a wait for a lock in the database counts."`
+	BreakerDatabaseWaiting   ratio         `setting:"" default:"0.3" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of the dispatchers that wait for locks and open the breaker of the database itself."`
+	BreakerDatabaseSessions  int           `setting:"" default:"20" min:"1" max:"100000" placeholder:"N" group:"breaker" help:"Sessions of the database, the application's included, that wait for locks and open it."`
+	BreakerDatabaseTimeouts  int           `setting:"" default:"5" min:"1" max:"100000" placeholder:"N" group:"breaker" help:"Statements and connections that the dispatchers gave up waiting for in half a minute and that open it."`
+	BreakerDatabaseInFlight  ratio         `setting:"" default:"0.85" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of all slots in flight that opens it while less than a fifth of the usual gets done."`
+	BreakerDatabaseSlowClaim int           `setting:"" default:"20" min:"2" max:"10000" placeholder:"N" group:"breaker" help:"How many times slower than usual claims must be to open it."`
+	BreakerDatabaseCooldown  time.Duration `setting:"" default:"5s" min:"100ms" max:"1h" placeholder:"DURATION" group:"breaker" help:"How long it stays open the first time."`
+
 	// secret is the signing secret, wherever it came from.
 	secret signature.Secret
 }
@@ -95,6 +116,10 @@ func (s *runSettings) check(p *parser) (found []string) {
 		found = append(found, fmt.Sprintf(
 			"POSTERN_LEASE is %q with a POSTERN_TIMEOUT of %s: a delivery would be claimed again during its own request and sent twice (allowed: at least %s, at most 1h)",
 			showDuration(s.Lease), showDuration(s.Timeout), showDuration(s.Timeout+time.Second)))
+	}
+	if s.BreakerCooldownCap < s.BreakerCooldown {
+		found = append(found, fmt.Sprintf("POSTERN_BREAKER_COOLDOWN_CAP is %q, less than POSTERN_BREAKER_COOLDOWN (allowed: %s to 24h)",
+			showDuration(s.BreakerCooldownCap), showDuration(s.BreakerCooldown)))
 	}
 	if s.BackoffCap < s.BackoffBase {
 		found = append(found, fmt.Sprintf("POSTERN_BACKOFF_CAP is %q, less than POSTERN_BACKOFF_BASE (allowed: %s to 7d)",
