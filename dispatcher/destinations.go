@@ -30,6 +30,7 @@ type destination struct {
 	inFlight int
 	oldest   *flight // requests in flight by age, a list
 	newest   *flight
+	answered bool // ever
 	quick    bool // the last answer came within slowAfter
 	ready    bool
 	used     time.Time
@@ -109,7 +110,9 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	limit = min(limit, ds.slots-ds.inFlight)
-	slowRoom := max(1, ds.slots*3/4) - ds.slowInFlight(now)
+	held, most := ds.slowInFlight(now), max(1, ds.slots*3/4)
+	slowRoom := most - held
+	trials := ds.slots - ds.slots/8 - max(held, most)
 	var shares []share
 	var blocked []*destination
 	looked, slow := 0, 0
@@ -120,12 +123,20 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 		looked++
 		s := d.share(now)
 		s.room = ds.allowance(d, s.slow)
-		if s.room <= 0 || (s.slow && slow >= slowRoom) {
+		switch {
+		case s.room <= 0:
+		case !s.slow:
+		case slow < slowRoom:
+			slow++
+		case trials > 0 && !d.answered && d.inFlight == 0:
+			trials--
+			s.room, s.slow = 1, false
+		default:
+			s.room = 0
+		}
+		if s.room <= 0 {
 			blocked = append(blocked, d)
 			continue
-		}
-		if s.slow {
-			slow++
 		}
 		d.ready = false
 		shares = append(shares, s)
@@ -164,6 +175,8 @@ func (ds *destinations) slowInFlight(now time.Time) int {
 // quickly may take all but an eighth of them; one that is slow, or that has not
 // answered yet, a quarter, and all of those together three quarters. So a lone
 // quick destination gets full speed and those that hang cannot take the house.
+// Where they have taken all they may, one that was never heard of is still tried
+// with a single request, in an eighth kept for that: it may be a quick one.
 func (ds *destinations) allowance(d *destination, slow bool) int {
 	if slow {
 		return max(1, ds.slots/4) - d.inFlight
@@ -254,6 +267,7 @@ func (ds *destinations) land(f *flight, answered bool) {
 	d.end(f)
 	d.used = now
 	if answered {
+		d.answered = true
 		d.quick = now.Sub(f.since) < slowAfter
 	}
 	if d.inFlight == 0 {

@@ -16,10 +16,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"testing/fstest"
 	"time"
 
 	"github.com/golang-migrate/migrate/v4"
+	"github.com/golang-migrate/migrate/v4/database"
 	driver "github.com/golang-migrate/migrate/v4/database/pgx/v5"
 	"github.com/golang-migrate/migrate/v4/source"
 	"github.com/golang-migrate/migrate/v4/source/iofs"
@@ -58,36 +60,42 @@ func (e *NewerError) Error() string {
 // must be a direct one: behind a transaction pooler a lock does not belong to
 // its client, and Up refuses.
 func Up(ctx context.Context, databaseURL, schema string) error {
-	return locked(ctx, databaseURL, schema, func(_ *pgx.Conn, m *migrate.Migrate, before Status) error {
-		if before.Version > before.Latest {
-			return &NewerError{before.Version, before.Latest}
+	return locked(ctx, databaseURL, schema, func(l *lockedSchema) error {
+		m, err := migrate.NewWithInstance("postern", l.source, "pgx5", l.target)
+		if err != nil {
+			return err
 		}
-		err := m.Up()
+		if l.before.Dirty {
+			if err := takeUp(m, l.before); err != nil {
+				return err
+			}
+		}
+		stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true })
+		defer stop()
+		err = m.Up()
 		if errors.Is(err, migrate.ErrNoChange) {
 			return nil
 		}
-		return err
+		return explain(m, err)
 	})
 }
 
 // ErrMessages is what Down refuses with while there are messages.
 var ErrMessages = errors.New("there are still messages, which would be lost: see postern.message; delete from postern.outbox what is not needed, then try again")
 
-// Down removes the schema's tables. It refuses with ErrMessages while there
-// are messages. One that is committed after Down has looked stops it at the
-// first migration's file, which looks again under a lock.
+// Down removes the schema's tables, all of them or none. It refuses with
+// ErrMessages while there are messages. One that is committed after Down has
+// looked stops it at the first migration's file, which looks again under a
+// lock.
 func Down(ctx context.Context, databaseURL, schema string) error {
-	return locked(ctx, databaseURL, schema, func(conn *pgx.Conn, m *migrate.Migrate, before Status) error {
-		if before.Version == 0 {
+	return locked(ctx, databaseURL, schema, func(l *lockedSchema) error {
+		if l.before.Version == 0 {
 			return nil
 		}
-		if before.Version > before.Latest {
-			return &NewerError{before.Version, before.Latest}
-		}
-		if err := refuseWithMessages(ctx, conn, schema); err != nil {
+		if err := refuseWithMessages(ctx, l.conn, schema); err != nil {
 			return err
 		}
-		return m.Down()
+		return l.target.Run(strings.NewReader(l.files.down))
 	})
 }
 
@@ -110,11 +118,11 @@ func refuseWithMessages(ctx context.Context, conn *pgx.Conn, schema string) erro
 // Check reads the version that the database has. It takes no lock and changes
 // nothing; a schema that does not exist is version 0.
 func Check(ctx context.Context, conn *pgx.Conn, schema string) (Status, error) {
-	_, latest, err := load(schema)
+	f, err := load(schema)
 	if err != nil {
 		return Status{}, err
 	}
-	return check(ctx, conn, schema, latest)
+	return check(ctx, conn, schema, f.latest)
 }
 
 func check(ctx context.Context, conn *pgx.Conn, schema string, latest uint) (Status, error) {
@@ -137,73 +145,110 @@ func check(ctx context.Context, conn *pgx.Conn, schema string, latest uint) (Sta
 	return status, nil
 }
 
-// load reads the embedded files, renamed for schema, and the newest version
-// among them.
-func load(schema string) (source.Driver, uint, error) {
-	renamed := fstest.MapFS{}
+// renamed are the embedded files, made for a schema.
+type renamed struct {
+	source source.Driver
+	latest uint
+	down   string // all down files, the newest first
+}
+
+// load reads the embedded files. Each up file ends by saying, in its own
+// transaction, that it is done: golang-migrate says so in one of its own, and a
+// process killed in between would leave a version that nobody could tell from
+// one that was rolled back.
+func load(schema string) (renamed, error) {
+	var f renamed
 	names, err := fs.Glob(files, "*.sql")
 	if err != nil {
-		return nil, 0, err
+		return f, err
 	}
+	done, err := sql.Rename("\nupdate postern."+versionTable+" set dirty = false;\n", schema)
+	if err != nil {
+		return f, err
+	}
+	forget, err := sql.Rename("\ndelete from postern."+versionTable+";\n", schema)
+	if err != nil {
+		return f, err
+	}
+	made := fstest.MapFS{}
 	for _, name := range names {
 		text, err := fs.ReadFile(files, name)
 		if err != nil {
-			return nil, 0, err
+			return f, err
 		}
 		body, err := sql.Rename(string(text), schema)
-		if err != nil {
-			return nil, 0, err
-		}
-		renamed[name] = &fstest.MapFile{Data: []byte(body)}
-	}
-	src, err := iofs.New(renamed, ".")
-	if err != nil {
-		return nil, 0, err
-	}
-	latest, err := src.First()
-	for err == nil {
-		var next uint
-		if next, err = src.Next(latest); err == nil {
-			latest = next
+		switch {
+		case err != nil:
+			return f, err
+		case strings.HasSuffix(name, ".up.sql"):
+			made[name] = &fstest.MapFile{Data: []byte(body + done)}
+			f.latest++
+		case strings.HasSuffix(name, ".down.sql"):
+			f.down = body + "\n" + f.down
 		}
 	}
-	return src, latest, nil
+	f.down += forget
+	f.source, err = iofs.New(made, ".")
+	return f, err
 }
 
-// locked runs change while this process alone may change the schema.
-func locked(ctx context.Context, databaseURL, schema string, change func(*pgx.Conn, *migrate.Migrate, Status) error) error {
-	src, latest, err := load(schema)
+// lockedSchema is what a change of the schema works with.
+type lockedSchema struct {
+	conn   *pgx.Conn // for looking
+	source source.Driver
+	target database.Driver // whose session holds the lock
+	files  renamed
+	before Status
+}
+
+// locked runs change while this process alone may change the schema. The lock
+// belongs to the very session that makes the changes, so that it outlasts a
+// client that was killed for as long as its last statement runs on.
+func locked(ctx context.Context, databaseURL, schema string, change func(*lockedSchema) error) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("migrate: %w", err)
+		}
+	}()
+	f, err := load(schema)
 	if err != nil {
-		return fmt.Errorf("migrate: %w", err)
+		return err
 	}
 	config, err := pgx.ParseConfig(databaseURL)
 	if err != nil {
-		return fmt.Errorf("migrate: %w", err)
+		return err
 	}
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
-		return fmt.Errorf("migrate: connect: %w", err)
+		return fmt.Errorf("connect: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if err := lock(ctx, conn, schema); err != nil {
-		return fmt.Errorf("migrate: %w", err)
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if err := suitable(ctx, conn); err != nil {
+		return err
 	}
-	if _, err := conn.Exec(ctx, `create schema if not exists `+pgx.Identifier{schema}.Sanitize()); err != nil {
-		return fmt.Errorf("migrate: create schema: %w", err)
-	}
-	before, err := check(ctx, conn, schema, latest)
+
+	db := stdlib.OpenDB(*conn.Config(), stdlib.OptionAfterConnect(func(_ context.Context, worker *pgx.Conn) error {
+		return lock(ctx, worker, schema)
+	}))
+	defer func() { _ = db.Close() }()
+	db.SetMaxOpenConns(1)
+	target, err := driver.WithInstance(db, &driver.Config{MigrationsTable: versionTable, SchemaName: schema})
 	if err != nil {
-		return fmt.Errorf("migrate: %w", err)
+		return err
 	}
-	if err := run(ctx, conn, schema, src, before, change); err != nil {
-		return fmt.Errorf("migrate: %w", err)
+	defer func() { _ = target.Close() }()
+	before, err := check(ctx, conn, schema, f.latest)
+	if err != nil {
+		return err
 	}
-	return nil
+	if before.Version > before.Latest {
+		return &NewerError{before.Version, before.Latest}
+	}
+	return change(&lockedSchema{conn, f.source, target, f, before})
 }
 
-// lock waits until no other process is changing this schema. The lock belongs
-// to the session and is gone with it, however the process ends.
-func lock(ctx context.Context, conn *pgx.Conn, schema string) error {
+// suitable refuses databases and connections that a schema cannot be made in.
+func suitable(ctx context.Context, conn *pgx.Conn) error {
 	var pid uint32
 	var encoding string
 	if err := conn.QueryRow(ctx, `select pg_backend_pid(), current_setting('server_encoding')`).Scan(&pid, &encoding); err != nil {
@@ -215,26 +260,13 @@ func lock(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if pid != conn.PgConn().PID() {
 		return errors.New("this connection goes through a pooler, where a lock does not belong to its client: give `postern migrate` a direct connection to PostgreSQL")
 	}
-	if err := guard(ctx, conn); err != nil {
-		return err
-	}
-	for {
-		var got bool
-		err := conn.QueryRow(ctx, `select pg_try_advisory_lock(hashtext('postern migrate'), hashtext($1))`, schema).Scan(&got)
-		if err != nil || got {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for another migration: %w", ctx.Err())
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+	return nil
 }
 
-// guard makes the session our own: no limit inherited from the role may cut a
-// migration short, and the server notices a client that was killed.
-func guard(ctx context.Context, conn *pgx.Conn) error {
+// lock makes the session our own, waits until no other is changing this schema,
+// and sees to it that the schema is there. No limit inherited from the role may
+// cut a migration short, and the server notices a client that was killed.
+func lock(ctx context.Context, conn *pgx.Conn, schema string) error {
 	_, err := conn.Exec(ctx, `
 		select set_config('statement_timeout', '0', false),
 		       set_config('idle_in_transaction_session_timeout', '0', false),
@@ -242,52 +274,49 @@ func guard(ctx context.Context, conn *pgx.Conn) error {
 		       set_config('lock_timeout', '10s', false),
 		       set_config('default_transaction_isolation', 'read committed', false),
 		       set_config('search_path', 'pg_catalog, pg_temp', false)`)
-	return err
-}
-
-func run(ctx context.Context, conn *pgx.Conn, schema string, src source.Driver, before Status, change func(*pgx.Conn, *migrate.Migrate, Status) error) error {
-	db := stdlib.OpenDB(*conn.Config(), stdlib.OptionAfterConnect(guard))
-	defer func() { _ = db.Close() }()
-	target, err := driver.WithInstance(db, &driver.Config{
-		MigrationsTable: versionTable,
-		SchemaName:      schema,
-	})
-	if err != nil {
-		return fmt.Errorf("open: %w", err)
-	}
-	defer func() { _ = target.Close() }()
-	m, err := migrate.NewWithInstance("postern", src, "pgx5", target)
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true })
-	defer stop()
-	if before.Dirty {
-		if before, err = takeUp(m, before); err != nil {
+	for {
+		var got bool
+		err := conn.QueryRow(ctx, `select pg_try_advisory_lock(hashtext('postern migrate'), hashtext($1))`, schema).Scan(&got)
+		if err != nil {
 			return err
 		}
+		if got {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for another migration: %w", ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
 	}
-	if err := change(conn, m, before); err != nil {
-		return explain(m, err)
+	if _, err := conn.Exec(ctx, `create schema if not exists `+pgx.Identifier{schema}.Sanitize()); err != nil {
+		return fmt.Errorf("create schema: %w", err)
 	}
 	return nil
 }
 
-// takeUp marks the migration that was cut short as not applied.
-func takeUp(m *migrate.Migrate, before Status) (Status, error) {
+// takeUp marks the migration that was cut short as not applied: it was rolled
+// back, or it would have said that it is done.
+func takeUp(m *migrate.Migrate, before Status) error {
 	version := int(before.Version) - 1
 	if version == 0 {
 		version = -1 // golang-migrate's word for nothing applied
 	}
 	if err := m.Force(version); err != nil {
-		return before, fmt.Errorf("take up version %d, which was cut short: %w", before.Version, err)
+		return fmt.Errorf("take up version %d, which was cut short: %w", before.Version, err)
 	}
-	return Status{Version: before.Version - 1, Latest: before.Latest}, nil
+	return nil
 }
 
 // explain names the version at which a migration failed. The transaction was
 // rolled back, so the next try takes it up again.
 func explain(m *migrate.Migrate, err error) error {
+	if err == nil {
+		return nil
+	}
 	version, dirty, versionErr := m.Version()
 	if versionErr == nil && dirty {
 		return fmt.Errorf("version %d failed and was rolled back; mend the cause and run `postern migrate up` again: %w", version, err)

@@ -112,9 +112,8 @@ var binary struct {
 	err  error
 }
 
-// Binary builds the real program once a test run and returns its path.
-func Binary(t testing.TB) string {
-	t.Helper()
+// Build builds the real program once a test run and returns its path.
+func Build() (string, error) {
 	binary.Do(func() {
 		dir, err := os.MkdirTemp("", "postern-bin-")
 		if err != nil {
@@ -127,10 +126,17 @@ func Binary(t testing.TB) string {
 			binary.err = errors.New(string(out))
 		}
 	})
-	if binary.err != nil {
-		t.Fatalf("fleet: build: %v", binary.err)
+	return binary.path, binary.err
+}
+
+// Binary is Build for tests.
+func Binary(t testing.TB) string {
+	t.Helper()
+	path, err := Build()
+	if err != nil {
+		t.Fatalf("fleet: build: %v", err)
 	}
-	return binary.path
+	return path
 }
 
 // Process is the real program, running.
