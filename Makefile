@@ -3,7 +3,7 @@
 # it installs where it may, or says in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-js examples lint schema check
+.PHONY: help build demo test test-js examples lint schema check
 
 # The linter is built by go run, once for each version of it and of Go.
 golangci_lint := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -16,6 +16,9 @@ help: ## list the targets
 
 build: ## build the binary into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/postern
+
+demo: ## see it work; KEEP=1 leaves it running until Ctrl-C, ARGS sets the sizes
+	@go build -o bin/demo ./integration/demo && exec bin/demo $(if $(filter-out 0,$(KEEP)),-keep) $(ARGS)
 
 test: ## run every test, on a PostgreSQL that it starts itself
 	race=$$(.ci/race) && $(withpg) go test $$race ./...
