@@ -3,7 +3,7 @@
 # it installs where it may, or says in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-js examples lint schema check
+.PHONY: help build demo test test-js examples lint schema check soak
 
 # The linter is built by go run, once for each version of it and of Go.
 golangci_lint := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -39,3 +39,6 @@ schema: ## rewrite migrations/schema.sql, the dump of the migrated schema
 
 check: ## all that a change must pass, as .ci/run
 	.ci/run
+
+soak: ## run the long forms of the tests: an hour of kills, load and growth
+	go run ./integration/withpg go test -tags soak -timeout 2h -count 1 -p 1 -run Soak ./integration/...

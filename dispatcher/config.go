@@ -37,6 +37,9 @@ type Config struct {
 	AllowHTTP     bool           // plain http:// is sent, not only https://
 	AllowPorts    []uint16       // empty: 80, 443 and every port from 1024
 
+	// Now stamps signatures, and is asked for nothing else. Nil: time.Now.
+	Now func() time.Time
+
 	// Cut, when closed, ends the grace at once. May be nil.
 	Cut <-chan struct{}
 

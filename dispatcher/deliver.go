@@ -156,7 +156,7 @@ func (d *Dispatcher) request(ctx context.Context, c *claimed) (request, error) {
 	if err != nil {
 		return r, err
 	}
-	r.Signed, err = signature.Headers(style, secrets, *c.MessageID, time.Now(), r.Body)
+	r.Signed, err = signature.Headers(style, secrets, *c.MessageID, d.now(), r.Body)
 	return r, err
 }
 

@@ -60,6 +60,7 @@ const (
 type Dispatcher struct {
 	cfg  Config
 	log  zerolog.Logger
+	now  func() time.Time // for signatures alone
 	db   *database
 	post *transport
 	id   int64 // of this start, never used twice
@@ -152,6 +153,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	d := &Dispatcher{
 		cfg:          cfg,
 		log:          cfg.Log,
+		now:          cfg.Now,
 		db:           db,
 		post:         newTransport(cfg.transport()),
 		destinations: newDestinations(cfg.Slots),
@@ -160,6 +162,9 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		jobs:         make(chan job),
 		wakeups:      make(chan struct{}, 1),
 		breakers:     newBreakers(cfg.Breaker),
+	}
+	if d.now == nil {
+		d.now = time.Now
 	}
 	if err := d.join(ctx); err != nil {
 		db.pool.Close()

@@ -1,0 +1,69 @@
+//go:build soak
+
+package delivery
+
+import (
+	"testing"
+	"time"
+
+	"postern/integration/fleet"
+	"postern/integration/pgtest"
+	"postern/integration/receiver"
+)
+
+// The long forms of what the suite tests briefly: `make soak`.
+
+func TestSoakKillStorm(t *testing.T) { storm(t, 100_000, 120) }
+
+func TestSoakHungNeighbour(t *testing.T) { hungNeighbour(t, time.Minute) }
+
+func TestSoakDrainExactlyOnce(t *testing.T) {
+	const n = 100_000
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200), receiver.Keeping(receiver.Counts))
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url)
+		select 'a', i::text, $1 from generate_series(1, $2::int) i`, rcv.URL, n)
+	for range 4 {
+		config := fleet.Config(t, db)
+		config.Batch = 100
+		config.LeaseMargin = time.Minute
+		config.Timeout = 30 * time.Second
+		fleet.Start(t, config)
+	}
+	rcv.Wait(n, 10*time.Minute)
+	settled(t, db)
+	if rcv.Count() != n || len(rcv.IDs()) != n {
+		t.Errorf("%d requests for %d messages, want %d", rcv.Count(), len(rcv.IDs()), n)
+	}
+}
+
+// A session keeps its first transaction open for a minute while others come and
+// go.
+func TestSoakLateCommit(t *testing.T) {
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	fleet.Start(t, fleet.Config(t, db))
+	conn := db.Connect()
+	if _, err := conn.Exec(t.Context(), `begin`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `insert into postern.outbox (message_id, event_type, payload, target_url) values ('late', 'a', '1', $1)`, rcv.URL); err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); sent++ {
+		insert(t, db, rcv.URL, `1`)
+		time.Sleep(20 * time.Millisecond) // the pace of the load
+	}
+	if rcv.N("late") != 0 {
+		t.Error("sent before the commit")
+	}
+	if _, err := conn.Exec(t.Context(), `commit`); err != nil {
+		t.Fatal(err)
+	}
+	committed := time.Now()
+	pgtest.Eventually(t, time.Minute, "the late one came", func() bool { return rcv.N("late") == 1 })
+	t.Logf("the late one came %v after its commit", time.Since(committed).Round(time.Millisecond))
+	settled(t, db)
+	_ = conn.Close(t.Context())
+}
