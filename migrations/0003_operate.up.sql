@@ -47,25 +47,27 @@ fixed: they are the labels of a metric. */
 
 create function postern.waits_for(
   leased_until timestamptz, next_attempt_at timestamptz, attempts integer, endpoint_status text,
-  forced text, state text, retry_at timestamptz, hold_until timestamptz, database_shut boolean
+  forced text, forced_until timestamptz, state text, retry_at timestamptz, hold_until timestamptz, database_shut boolean
 ) returns text
 language sql stable parallel safe
 as $$
   select case
-           when $1 >= now() then 'in flight'
-           when $4 <> 'active' then 'endpoint ' || $4
-           when $5 = 'open' then 'breaker forced open'
-           when $5 is null and $6 <> 'closed' and $7 > now() then 'breaker open'
-           when $5 is null and $6 <> 'closed' then 'breaker probing'
-           when $8 > now() then 'retry-after'
-           when $2 > now() and $3 > 0 then 'backoff'
-           when $2 > now() then 'scheduled'
-           when $9 then 'database breaker'
+           when leased_until >= now() then 'in flight'
+           when endpoint_status <> 'active' then 'endpoint ' || endpoint_status
+           when forced = 'open' and coalesce(forced_until > now(), true) then 'breaker forced open'
+           when forced = 'closed' and coalesce(forced_until > now(), true) then
+             case when next_attempt_at <= now() then 'due' when attempts > 0 then 'backoff' else 'scheduled' end
+           when state in ('open', 'half_open') and retry_at > now() then 'breaker open'
+           when state in ('open', 'half_open') then 'breaker probing'
+           when hold_until > now() then 'retry-after'
+           when next_attempt_at > now() and attempts > 0 then 'backoff'
+           when next_attempt_at > now() then 'scheduled'
+           when database_shut then 'database breaker'
            else 'due'
          end
 $$;
 
-comment on function postern.waits_for(timestamptz, timestamptz, integer, text, text, text, timestamptz, timestamptz, boolean) is
+comment on function postern.waits_for(timestamptz, timestamptz, integer, text, text, timestamptz, text, timestamptz, timestamptz, boolean) is
   'Why a pending delivery is not sent now: in flight, endpoint paused, endpoint disabled, endpoint deleted, breaker forced open, breaker open, breaker probing, retry-after, backoff, scheduled, database breaker, or due: a free slot and its turn.';
 
 /* ----------------------------------------------------------------- message
@@ -87,9 +89,9 @@ select d.outbox_id,
        d.reason,
        case d.status
          when 'pending' then postern.waits_for(
-           d.leased_until, d.next_attempt_at, d.attempts, e.status,
-           b.forced, b.state, b.retry_at, b.hold_until,
-           (select coalesce(g.forced, g.state) <> 'closed' from postern.breaker g where g.destination = 'database'))
+           d.leased_until, d.next_attempt_at, d.attempts, e.status, b.forced, b.forced_until,
+           b.state, b.retry_at, b.hold_until,
+           (select not postern.passes(g) from postern.breaker g where g.destination = 'database'))
        end as waits_for,
        d.attempts,
        case when d.status in ('pending', 'held') then d.next_attempt_at end as next_attempt_at,
@@ -564,10 +566,8 @@ begin
         using errcode = 'no_data_found';
     end if;
   elsif $1 ~ '^https?://[^/]+$' or $1 = 'invalid' then
-    insert into postern.breaker as b (destination, forced, reason)
-    values ($1, 'open', $2)
-        on conflict on constraint breaker_pkey do update
-       set forced = 'open', reason = excluded.reason, changed_at = now();
+    perform postern.open_breaker($1, $2);
+    return; -- its trigger keeps the journal
   else
     raise exception '% is not a destination', quote_literal($1)
       using errcode = 'invalid_parameter_value',
@@ -587,8 +587,11 @@ begin
      where e.id = substr($1, 4)::bigint and e.status in ('paused', 'disabled');
   else
     update postern.breaker b
-       set forced = null, forced_until = null, changed_at = now()
+       set forced = null, forced_until = null
      where b.destination = $1 and b.forced = 'open';
+    if found then
+      return;
+    end if;
   end if;
   if not found then
     raise exception '% is not paused', quote_literal($1) using errcode = 'no_data_found';
@@ -604,7 +607,587 @@ comment on function postern.resume(text) is
 
 revoke execute on function postern.pause(text, text), postern.resume(text) from public;
 
+/* ------------------------------------------------------------- dead letter */
+
+create view postern.dead_letter as
+select d.outbox_id,
+       o.message_id,
+       o.tenant,
+       o.event_type,
+       d.destination,
+       d.reason,
+       d.attempts,
+       d.last_status,
+       d.last_error,
+       (select max(a.started_at) from postern.attempt a
+         where a.outbox_id = d.outbox_id and a.destination = d.destination) as last_attempt_at,
+       o.created_at,
+       d.id as delivery_id
+  from postern.delivery d
+  left join postern.outbox o on o.id = d.outbox_id
+ where d.status = 'dead';
+
+comment on view postern.dead_letter is
+  'Deliveries that will not be tried again by themselves. Replay with update postern.message set status = ''pending'', give up with ''cancelled''. Kept for ever unless POSTERN_RETENTION_DEAD says otherwise.';
+comment on column postern.dead_letter.outbox_id is 'Key of the message.';
+comment on column postern.dead_letter.message_id is 'The webhook-id. Null: the message was deleted by hand.';
+comment on column postern.dead_letter.tenant is 'Whose endpoints it goes to.';
+comment on column postern.dead_letter.event_type is 'What happened, for instance order.created.';
+comment on column postern.dead_letter.destination is 'Where it was to go.';
+comment on column postern.dead_letter.reason is 'Why it died: max_attempts, gone, expired, permanent_status, address_refused, invalid_url, invalid_header, no_secret, message_deleted, or "outcome of the last attempt unknown".';
+comment on column postern.dead_letter.attempts is 'Attempts used.';
+comment on column postern.dead_letter.last_status is 'HTTP status of the last answer.';
+comment on column postern.dead_letter.last_error is 'Why the last attempt failed.';
+comment on column postern.dead_letter.last_attempt_at is 'When it was last tried; null when it never was.';
+comment on column postern.dead_letter.created_at is 'When the transaction that wrote the message began.';
+comment on column postern.dead_letter.delivery_id is 'The incarnation; attempts carry it too.';
+
+/* ----------------------------------------------------------------- backlog
+
+Counting a million waiting rows takes longer than anybody at three in the
+morning wants to wait, and a monitor would do it every few seconds. So rows are
+counted up to a limit for each destination, beyond it the planner's statistics
+are asked, and after the time budget nothing is counted any more; the column
+`counted` says so. Finding a destination costs one index descent. */
+
+create function postern.sample_backlog(exact integer default 1000, budget interval default '400 ms')
+returns table (
+  destination text, due bigint, waiting bigint, counted boolean,
+  oldest_due_at timestamptz, next_due_at timestamptz, endpoint_id bigint, attempts integer
+)
+language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+declare
+  stop_counting timestamptz := clock_timestamp() + budget;
+  stop timestamptz := clock_timestamp() + 2 * budget;
+begin
+  destination := '';
+  while clock_timestamp() < stop loop
+    select d.destination, d.next_attempt_at, d.endpoint_id, d.attempts
+      into destination, next_due_at, endpoint_id, attempts
+      from postern.delivery d
+     where d.status = 'pending' and d.destination > sample_backlog.destination
+     order by d.destination, d.next_attempt_at, d.id
+     limit 1;
+    exit when not found;
+    oldest_due_at := case when next_due_at <= now() then next_due_at end;
+    due := null;
+    waiting := null;
+    counted := clock_timestamp() < stop_counting;
+    if counted then
+      select count(*) into due from (
+        select from postern.delivery d
+         where d.status = 'pending' and d.destination = sample_backlog.destination and d.next_attempt_at <= now()
+         limit exact + 1) x;
+      select count(*) into waiting from (
+        select from postern.delivery d
+         where d.status = 'pending' and d.destination = sample_backlog.destination and d.next_attempt_at > now()
+         limit exact + 1) x;
+      if due > exact then
+        due := greatest(due, postern.estimate_backlog(destination, '<='));
+        counted := false;
+      end if;
+      if waiting > exact then
+        waiting := greatest(waiting, postern.estimate_backlog(destination, '>'));
+        counted := false;
+      end if;
+    end if;
+    return next;
+  end loop;
+end
+$$;
+
+/* What the planner believes, which costs no more than planning. */
+
+create function postern.estimate_backlog(destination text, comparison text) returns bigint
+language plpgsql
+as $$
+declare
+  plan json;
+begin
+  execute format('explain (format json) select from postern.delivery where status = ''pending'' and destination = %L and next_attempt_at %s now()',
+                 destination, comparison) into plan;
+  return (plan -> 0 -> 'Plan' ->> 'Plan Rows')::bigint;
+end
+$$;
+
+comment on function postern.sample_backlog(integer, interval) is
+  'Pending deliveries per destination. Counts up to `exact` of each and estimates beyond; stops counting after `budget`, and altogether after twice that.';
+comment on function postern.estimate_backlog(text, text) is
+  'How many pending deliveries the planner expects. Used by postern.sample_backlog.';
+revoke execute on function postern.estimate_backlog(text, text) from public;
+
+create view postern.throughput as
+select destination,
+       count(*) filter (where outcome = 'delivered') as delivered,
+       count(*) filter (where outcome <> 'delivered') as failed,
+       round((count(*) filter (where outcome = 'delivered')
+              / greatest(extract(epoch from now() - min(window_start)), 1))::numeric, 2) as per_second
+  from (select a.destination, a.outcome, min(a.started_at) over () as window_start
+          from (select last.destination, last.outcome, last.started_at
+                  from postern.attempt last order by last.claim_id desc limit 5000) a
+         where a.started_at > now() - interval '10 minutes') recent
+ group by destination;
+
+comment on view postern.throughput is
+  'What was delivered lately, per destination: the last 5,000 attempts of all destinations, none older than 10 minutes.';
+comment on column postern.throughput.destination is 'Where to.';
+comment on column postern.throughput.delivered is 'Attempts that delivered.';
+comment on column postern.throughput.failed is 'Attempts that did not.';
+comment on column postern.throughput.per_second is 'Deliveries a second over that time.';
+
+create view postern.backlog as
+select s.destination,
+       s.due,
+       s.waiting,
+       s.counted,
+       now() - s.oldest_due_at as oldest_age,
+       s.next_due_at,
+       postern.waits_for(null, s.next_due_at, s.attempts, e.status, b.forced, b.forced_until,
+         b.state, b.retry_at, b.hold_until,
+         (select not postern.passes(g) from postern.breaker g where g.destination = 'database')) as waits_for,
+       coalesce(t.per_second, 0) as per_second,
+       make_interval(secs => s.due / nullif(t.per_second, 0)::double precision) as drain_time
+  from postern.sample_backlog() s
+  left join postern.endpoint e on e.id = s.endpoint_id
+  left join postern.breaker b on b.destination = s.destination
+  left join postern.throughput t on t.destination = s.destination;
+
+comment on view postern.backlog is
+  'Pending deliveries per destination and why they wait. Costs under a second at any size: it counts up to 1,000 of each destination and estimates beyond that.';
+comment on column postern.backlog.destination is 'Where to.';
+comment on column postern.backlog.due is 'Deliveries that could be sent now if nothing stood in the way, those in flight included. Null: not counted, for want of time.';
+comment on column postern.backlog.waiting is 'Deliveries that are due later: backoff and deliver_after.';
+comment on column postern.backlog.counted is 'True: both numbers are exact. False: at least one is an estimate, or was not counted.';
+comment on column postern.backlog.oldest_age is 'For how long the oldest due one has been due.';
+comment on column postern.backlog.next_due_at is 'When the first one is or was due.';
+comment on column postern.backlog.waits_for is 'Why the first one is not sent at this moment; see \df+ postern.waits_for.';
+comment on column postern.backlog.per_second is 'Deliveries a second lately; see postern.throughput.';
+comment on column postern.backlog.drain_time is 'How long the due ones take at that rate; null when nothing was delivered lately.';
+
+/* ---------------------------------------------------------- breaker status */
+
+create view postern.breaker_status as
+select b.destination,
+       case when coalesce(b.forced_until > now(), true) then coalesce(b.forced, b.state) else b.state end as state,
+       b.forced is not null and coalesce(b.forced_until > now(), true) as forced,
+       b.forced_until,
+       b.reason,
+       b.changed_at,
+       b.opened_at,
+       case when b.state in ('open', 'half_open') then b.retry_at end as retry_at,
+       b.closed_at,
+       b.trips,
+       b.probe_by,
+       b.probe_until,
+       case when b.hold_until > now() then b.hold_until end as hold_until,
+       b.generation
+  from postern.breaker b;
+
+comment on view postern.breaker_status is
+  'Circuit breakers. A destination that has no row is closed and healthy; the row "database" guards this database itself.';
+comment on column postern.breaker_status.destination is 'Whose breaker it is.';
+comment on column postern.breaker_status.state is 'closed: requests are sent; open: none; half_open: probes only; throttled, of the database: few. What an operator forced counts.';
+comment on column postern.breaker_status.forced is 'Whether an operator forced this state.';
+comment on column postern.breaker_status.forced_until is 'Until when; null: until somebody ends it.';
+comment on column postern.breaker_status.reason is 'Why it is so.';
+comment on column postern.breaker_status.changed_at is 'When it last changed.';
+comment on column postern.breaker_status.opened_at is 'When it last opened.';
+comment on column postern.breaker_status.retry_at is 'When an open one is probed next.';
+comment on column postern.breaker_status.closed_at is 'When it last closed; the share of slots grows back from then.';
+comment on column postern.breaker_status.trips is 'Times that it opened without closing for good: each doubles the wait.';
+comment on column postern.breaker_status.probe_by is 'The dispatcher that is probing.';
+comment on column postern.breaker_status.probe_until is 'When the probe''s lease ends.';
+comment on column postern.breaker_status.hold_until is 'Until when the receiver asked to be left alone (Retry-After).';
+comment on column postern.breaker_status.generation is 'Rises with every transition; what belongs to an older one changes nothing.';
+
+/* ------------------------------------------------------- dispatcher status */
+
+create view postern.dispatcher_status as
+select d.id,
+       d.host,
+       d.pid,
+       d.version,
+       case
+         when d.stopped_at is not null then 'stopped'
+         when d.heartbeat_at < now() - interval '30 seconds' then 'silent'
+         else d.state
+       end as state,
+       d.slots,
+       d.in_flight,
+       d.waiting_for,
+       now() - d.waiting_since as waiting_age,
+       d.started_at,
+       now() - d.heartbeat_at as heartbeat_age,
+       d.stopped_at
+  from postern.dispatcher d
+ where d.heartbeat_at > now() - interval '1 day';
+
+comment on view postern.dispatcher_status is
+  'Processes that dispatch or did so within a day, one row a start.';
+comment on column postern.dispatcher_status.id is 'Number of the start, never used twice; claims carry it.';
+comment on column postern.dispatcher_status.host is 'Host that it runs on.';
+comment on column postern.dispatcher_status.pid is 'Process id there.';
+comment on column postern.dispatcher_status.version is 'Version of the program.';
+comment on column postern.dispatcher_status.state is 'What it said last; silent: it has said nothing for 30 seconds, and its leases will run out; stopped: it ended by itself.';
+comment on column postern.dispatcher_status.slots is 'Requests that it may have in flight.';
+comment on column postern.dispatcher_status.in_flight is 'Requests that were in flight at its last heartbeat.';
+comment on column postern.dispatcher_status.waiting_for is 'The lock that it was waiting for.';
+comment on column postern.dispatcher_status.waiting_age is 'For how long.';
+comment on column postern.dispatcher_status.started_at is 'When it started.';
+comment on column postern.dispatcher_status.heartbeat_age is 'How long ago it last said that it lives.';
+comment on column postern.dispatcher_status.stopped_at is 'When it stopped.';
+
+/* --------------------------------------------------------------- lock wait
+
+Statements are shown by their first word only: the rest may hold a payload. */
+
+create view postern.lock_wait as
+select w.pid,
+       w.usename as username,
+       w.application_name,
+       upper(substring(w.query from '^(?:\s|/\*(?:[^*]|\*[^/])*\*/)*(\w+)')) as command,
+       l.mode as wants,
+       coalesce(l.relation::regclass::text, l.locktype) as on_what,
+       now() - coalesce(l.waitstart, w.state_change) as waiting,
+       b.pid as blocked_by,
+       b.usename as blocking_username,
+       b.application_name as blocking_application,
+       b.state as blocking_state,
+       upper(substring(b.query from '^(?:\s|/\*(?:[^*]|\*[^/])*\*/)*(\w+)')) as blocking_command,
+       now() - b.xact_start as blocking_transaction_age
+  from pg_stat_activity w
+ cross join lateral unnest(pg_blocking_pids(w.pid)) as blocker (pid)
+  left join pg_stat_activity b on b.pid = blocker.pid
+  left join lateral (
+    select l.mode, l.relation, l.locktype, l.waitstart
+      from pg_locks l
+     where l.pid = w.pid and not l.granted
+     limit 1) l on true
+ where w.wait_event_type = 'Lock'
+   and w.datname = current_database();
+
+comment on view postern.lock_wait is
+  'Who waits for a lock in this database and who has it. A blocker that waits itself has its own row. Other roles'' sessions are shown whole only with pg_read_all_stats. To end one: select pg_terminate_backend(pid).';
+comment on column postern.lock_wait.pid is 'Session that waits.';
+comment on column postern.lock_wait.username is 'Its role.';
+comment on column postern.lock_wait.application_name is 'What it calls itself; ours is postern.';
+comment on column postern.lock_wait.command is 'First word of its statement.';
+comment on column postern.lock_wait.wants is 'Mode of the lock that it wants.';
+comment on column postern.lock_wait.on_what is 'The table, or the kind of lock: transactionid is a row that another transaction has changed.';
+comment on column postern.lock_wait.waiting is 'For how long it has waited.';
+comment on column postern.lock_wait.blocked_by is 'Session in whose way it stands; 0 is a prepared transaction.';
+comment on column postern.lock_wait.blocking_username is 'The blocker''s role.';
+comment on column postern.lock_wait.blocking_application is 'What the blocker calls itself.';
+comment on column postern.lock_wait.blocking_state is 'What the blocker does; "idle in transaction" is somebody who forgot to commit.';
+comment on column postern.lock_wait.blocking_command is 'First word of the blocker''s last statement.';
+comment on column postern.lock_wait.blocking_transaction_age is 'For how long the blocker''s transaction has been open.';
+
+/* ----------------------------------------------------------- held snapshot */
+
+create view postern.held_snapshot as
+select kind, who, username, application_name, state, since, transactions
+  from (
+    select 'session' as kind, a.pid::text as who, a.usename as username, a.application_name, a.state,
+           now() - a.xact_start as since, age(a.backend_xmin)::bigint as transactions
+      from pg_stat_activity a
+     where a.backend_xmin is not null and a.datname = current_database() and a.pid <> pg_backend_pid()
+       and a.backend_type <> 'autovacuum worker'
+     union all
+    select 'prepared transaction', p.gid, p.owner, null, null, now() - p.prepared, age(p.transaction)::bigint
+      from pg_prepared_xacts p
+     where p.database = current_database()
+     union all
+    select 'replication slot', s.slot_name, null, null, case when s.active then 'active' else 'inactive' end, null,
+           greatest(age(s.xmin), age(s.catalog_xmin))::bigint
+      from pg_replication_slots s
+     where s.xmin is not null or s.catalog_xmin is not null
+  ) holder
+ order by transactions desc nulls last;
+
+comment on view postern.held_snapshot is
+  'What keeps vacuum from freeing dead rows, the worst first. Deliveries slow down when one is held for long.';
+comment on column postern.held_snapshot.kind is 'session, prepared transaction, or replication slot.';
+comment on column postern.held_snapshot.who is 'Process id, transaction''s name or slot''s name: end it with pg_terminate_backend, rollback prepared, or pg_drop_replication_slot.';
+comment on column postern.held_snapshot.username is 'Its role.';
+comment on column postern.held_snapshot.application_name is 'What the session calls itself.';
+comment on column postern.held_snapshot.state is 'What it does; "idle in transaction" is somebody who forgot to commit.';
+comment on column postern.held_snapshot.since is 'For how long its transaction has been open, where that is known.';
+comment on column postern.held_snapshot.transactions is 'How many transactions have begun since.';
+
+/* --------------------------------------------------------------- retention
+
+What has ended is removed in small steps along the primary key, by any
+dispatcher, one at a time: the row here is locked for the step and remembers
+where the next one goes on. A pass that has come to the young rows starts again
+from the beginning, where rows may since have become free. */
+
+create table postern.retention (
+  what      text primary key,
+  keep      interval,
+  keep_dead interval,
+  place     bigint not null default 0,
+  pass_at   timestamptz,
+  step_at   timestamptz,
+  removed   bigint not null default 0
+);
+
+insert into postern.retention (what) values ('messages'), ('attempts'), ('journal');
+
+comment on table postern.retention is
+  'How long what has ended is kept, as the dispatchers'' settings say, and how far removing has come.';
+
+create function postern.retain(what text, keep interval, keep_dead interval, batch integer)
+returns table (looked integer, gone integer, ended boolean)
+language plpgsql security definer
+set search_path = '' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+  at bigint;
+begin
+  looked := 0;
+  gone := 0;
+  ended := true;
+  select r.place into at from postern.retention r where r.what = $1 for update skip locked;
+  if not found or exists (select from postern.breaker b
+                           where b.destination = 'database'
+                             and (b.state <> 'closed' or not postern.passes(b))) then
+    return next;
+    return;
+  end if;
+  if $2 is not null then
+    case $1
+      when 'messages' then select * into at, looked, gone, ended from postern.retain_messages(at, now() - $2, now() - $3, $4);
+      when 'attempts' then select * into at, looked, gone, ended from postern.retain_attempts(at, now() - $2, $4);
+      when 'journal' then
+        delete from postern.journal j
+         where j.id in (select k.id from postern.journal k order by k.id limit $4) and j.at < now() - $2;
+        get diagnostics gone = row_count;
+        ended := gone < $4;
+    end case;
+  end if;
+  update postern.retention r
+     set keep = $2, keep_dead = $3, step_at = now(), removed = r.removed + gone,
+         place = case when ended or $1 not in ('messages', 'attempts') then 0 else at end,
+         pass_at = case when ended then now() else r.pass_at end
+   where r.what = $1;
+  return next;
+end
+$$;
+
+/* A message may go when nothing waits, is held, or is dead and kept; and when
+its last attempt is as old as its retention, so that what was delivered late
+can still be looked at. It is locked first, then looked at again with a newer
+snapshot: whoever replays it locks it as well. */
+
+create function postern.retain_messages(
+  place bigint, before timestamptz, dead_before timestamptz, batch integer,
+  out at bigint, out looked integer, out gone integer, out ended boolean)
+language plpgsql
+as $$
+declare
+  ids bigint[];
+  last_at timestamptz;
+begin
+  select max(x.id), count(*), max(x.created_at) filter (where x.n = x.of)
+    into at, looked, last_at
+    from (select o.id, o.created_at, row_number() over (order by o.id) as n, count(*) over () as of
+            from (select k.id, k.created_at from postern.outbox k where k.id > place order by k.id limit batch) o) x;
+  ended := looked < batch or last_at >= before;
+  gone := 0;
+  ids := array(
+    select o.id
+      from postern.outbox o
+     where o.id > place and o.id <= at
+       and o.created_at < before
+       and not exists (
+             select from postern.delivery d
+              where d.outbox_id = o.id
+                and (d.status in ('pending', 'held')
+                     or (d.status = 'dead' and not coalesce(o.created_at < dead_before, false))))
+       and not exists (
+             select from postern.attempt a
+              where a.outbox_id = o.id and a.started_at >= before)
+     order by o.id
+       for update skip locked);
+  if cardinality(ids) = 0 then
+    return;
+  end if;
+  delete from postern.delivery d
+   where d.id in (
+     select k.id
+       from postern.delivery k
+      where k.outbox_id = any (ids)
+        and (k.status = 'cancelled' or (k.status = 'dead' and dead_before is not null))
+      order by k.id
+        for update skip locked);
+  delete from postern.outbox o
+   where o.id = any (ids)
+     and not exists (select from postern.delivery d where d.outbox_id = o.id);
+  get diagnostics gone = row_count;
+end
+$$;
+
+/* An attempt is kept at least as long as its message. */
+
+create function postern.retain_attempts(
+  place bigint, before timestamptz, batch integer,
+  out at bigint, out looked integer, out gone integer, out ended boolean)
+language plpgsql
+as $$
+declare
+  last_at timestamptz;
+begin
+  select max(x.claim_id), count(*), max(x.started_at) filter (where x.n = x.of)
+    into at, looked, last_at
+    from (select a.claim_id, a.started_at, row_number() over (order by a.claim_id) as n, count(*) over () as of
+            from (select k.claim_id, k.started_at from postern.attempt k where k.claim_id > place order by k.claim_id limit batch) a) x;
+  ended := looked < batch or last_at >= before;
+  delete from postern.attempt a
+   where a.claim_id in (
+     select k.claim_id
+       from postern.attempt k
+      where k.claim_id > place and k.claim_id <= at
+        and k.started_at < before
+        and not exists (select from postern.outbox o where o.id = k.outbox_id)
+      order by k.claim_id
+        for update skip locked);
+  get diagnostics gone = row_count;
+end
+$$;
+
+comment on function postern.retain(text, interval, interval, integer) is
+  'One step of retention: looks at the next `batch` rows of messages, attempts or journal and removes those that have ended longer ago than `keep`; dead letters only with `keep_dead`. Does nothing while another process is at it or the database breaker is not closed.';
+comment on function postern.retain_messages(bigint, timestamptz, timestamptz, integer) is 'Used by postern.retain.';
+comment on function postern.retain_attempts(bigint, timestamptz, integer) is 'Used by postern.retain.';
+revoke execute on function
+  postern.retain(text, interval, interval, integer),
+  postern.retain_messages(bigint, timestamptz, timestamptz, integer),
+  postern.retain_attempts(bigint, timestamptz, integer)
+from public;
+
+/* ------------------------------------------------------- finding by time
+
+The outbox and the log of attempts have no index on time, since every insert
+would pay for it; but their keys rise with time. These find the key for a
+moment by bisection, in some thirty look-ups. Transactions that committed late
+lie up to their own duration before it: take a wider range and compare
+created_at as well. */
+
+create function postern.outbox_id_since(since timestamptz) returns bigint
+language plpgsql stable security definer set search_path = ''
+as $$
+declare
+  low bigint := coalesce((select min(o.id) from postern.outbox o), 0);
+  high bigint := coalesce((select max(o.id) + 1 from postern.outbox o), 0);
+  middle bigint;
+  found_id bigint;
+  found_at timestamptz;
+begin
+  while low < high loop
+    middle := low + (high - low) / 2;
+    select o.id, o.created_at into found_id, found_at from postern.outbox o where o.id >= middle order by o.id limit 1;
+    if found_id is null or found_at >= since then
+      high := middle;
+    else
+      low := found_id + 1;
+    end if;
+  end loop;
+  return low;
+end
+$$;
+
+create function postern.claim_id_since(since timestamptz) returns bigint
+language plpgsql stable security definer set search_path = ''
+as $$
+declare
+  low bigint := coalesce((select min(a.claim_id) from postern.attempt a), 0);
+  high bigint := coalesce((select max(a.claim_id) + 1 from postern.attempt a), 0);
+  middle bigint;
+  found_id bigint;
+  found_at timestamptz;
+begin
+  while low < high loop
+    middle := low + (high - low) / 2;
+    select a.claim_id, a.started_at into found_id, found_at from postern.attempt a where a.claim_id >= middle order by a.claim_id limit 1;
+    if found_id is null or found_at >= since then
+      high := middle;
+    else
+      low := found_id + 1;
+    end if;
+  end loop;
+  return low;
+end
+$$;
+
+comment on function postern.outbox_id_since(timestamptz) is
+  'About the first outbox_id of messages written since then, found through the key: … where outbox_id >= postern.outbox_id_since(now() - interval ''1 day'').';
+comment on function postern.claim_id_since(timestamptz) is
+  'About the first claim_id of attempts made since then, found through the key.';
+
+/* ------------------------------------------------------ retention headroom */
+
+create view postern.retention_headroom as
+select m.keep,
+       m.keep_dead,
+       oldest.created_at as oldest_message_at,
+       now() - pending.created_at as oldest_pending_age,
+       m.keep - (now() - pending.created_at) as headroom,
+       load.due,
+       load.drain_time,
+       m.pass_at as last_pass_at,
+       m.removed as messages_removed,
+       a.removed as attempts_removed,
+       sizes.messages,
+       sizes.attempts,
+       pg_size_pretty(sizes.bytes) as size,
+       concat_ws('; ',
+         case when now() - pending.created_at > m.keep then 'messages wait longer than others are kept: see postern.backlog' end,
+         case when load.drain_time > m.keep then 'the backlog takes longer to drain than messages are kept' end,
+         case when m.keep is not null and m.step_at < now() - interval '1 hour' then 'nothing has removed old messages for an hour: is a dispatcher running?' end,
+         case when holder.since > interval '10 minutes'
+              then format('%s %s holds back vacuum, for %s: see postern.held_snapshot', holder.kind, holder.who, date_trunc('second', holder.since)) end
+       ) as warning
+  from postern.retention m
+  join postern.retention a on a.what = 'attempts'
+  left join lateral (select o.created_at from postern.outbox o order by o.id limit 1) oldest on true
+  left join lateral (
+    select o.created_at
+      from (select d.outbox_id from (select k.outbox_id, k.status from postern.delivery k order by k.id limit 10000) d
+             where d.status in ('pending', 'held') limit 1) first
+      join postern.outbox o on o.id = first.outbox_id) pending on true
+  left join lateral (select sum(b.due)::bigint as due, max(b.drain_time) as drain_time from postern.backlog b) load on true
+  left join lateral (
+    select (select greatest(reltuples, 0)::bigint from pg_class where oid = 'postern.outbox'::regclass) as messages,
+           (select greatest(reltuples, 0)::bigint from pg_class where oid = 'postern.attempt'::regclass) as attempts,
+           pg_total_relation_size('postern.outbox') + pg_total_relation_size('postern.delivery')
+             + pg_total_relation_size('postern.attempt') as bytes) sizes on true
+  left join lateral (
+    select h.kind, h.who, h.since from postern.held_snapshot h order by h.since desc nulls last limit 1) holder on true
+ where m.what = 'messages';
+
+comment on view postern.retention_headroom is
+  'One row: whether anything grows that should not, and a warning in words.';
+comment on column postern.retention_headroom.keep is 'How long messages are kept that have ended; null: for ever.';
+comment on column postern.retention_headroom.keep_dead is 'How long dead letters are kept; null: for ever.';
+comment on column postern.retention_headroom.oldest_message_at is 'When the oldest message was written that is still here.';
+comment on column postern.retention_headroom.oldest_pending_age is 'Age of the oldest message that is pending or held, among the first 10,000 deliveries. It is not removed, however old.';
+comment on column postern.retention_headroom.headroom is 'keep less that age. Below zero, messages wait longer than others are kept.';
+comment on column postern.retention_headroom.due is 'Deliveries that are due, as postern.backlog counts them.';
+comment on column postern.retention_headroom.drain_time is 'How long the slowest destination takes to drain at its present rate.';
+comment on column postern.retention_headroom.last_pass_at is 'When all old messages had last been looked at.';
+comment on column postern.retention_headroom.messages_removed is 'Messages removed since the schema was made.';
+comment on column postern.retention_headroom.attempts_removed is 'Attempts removed likewise.';
+comment on column postern.retention_headroom.messages is 'Messages in the table, as the planner estimates.';
+comment on column postern.retention_headroom.attempts is 'Attempts in the table, likewise.';
+comment on column postern.retention_headroom.size is 'Size of outbox, delivery and attempt with their indexes.';
+comment on column postern.retention_headroom.warning is 'What to look at; empty when all is well.';
+
 comment on function postern.fan_out() is 'Trigger: writes the deliveries of new messages, and wakes a dispatcher that asked for it.';
 comment on function postern.refuse_update() is 'Trigger: a message is not changed once written.';
 comment on function postern.destination(text) is 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
 comment on function postern.subscribes(text[], text) is 'Whether one of the patterns takes the event type: itself, *, or a prefix such as order.*';
+comment on function postern.passes(postern.breaker) is 'Whether deliveries to a breaker''s destination may be claimed.';
+comment on function postern.cooldown(integer, interval, interval) is 'How long a breaker stays open that has tripped so many times before.';
+comment on function postern.complete_breaker() is 'Trigger: completes what a change of a breaker by hand needs.';
+comment on function postern.announce_breaker() is 'Trigger: notifies of a breaker''s change and keeps it in the journal.';

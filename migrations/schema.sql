@@ -33,6 +33,8 @@ begin
 end
 $$;
 
+COMMENT ON FUNCTION postern.announce_breaker() IS 'Trigger: notifies of a breaker''s change and keeps it in the journal.';
+
 CREATE FUNCTION postern.begin_change() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -68,45 +70,6 @@ CREATE FUNCTION postern.new_message_id() RETURNS text
 
 COMMENT ON FUNCTION postern.new_message_id() IS 'A random webhook-id that begins with the time.';
 
-CREATE FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) RETURNS text
-    LANGUAGE sql STABLE PARALLEL SAFE
-    AS $_$
-  select case
-           when $1 >= now() then 'in flight'
-           when $4 <> 'active' then 'endpoint ' || $4
-           when $5 = 'open' then 'breaker forced open'
-           when $5 is null and $6 <> 'closed' and $7 > now() then 'breaker open'
-           when $5 is null and $6 <> 'closed' then 'breaker probing'
-           when $8 > now() then 'retry-after'
-           when $2 > now() and $3 > 0 then 'backoff'
-           when $2 > now() then 'scheduled'
-           when $9 then 'database breaker'
-           else 'due'
-         end
-$_$;
-
-COMMENT ON FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) IS 'Why a pending delivery is not sent now: in flight, endpoint paused, endpoint disabled, endpoint deleted, breaker forced open, breaker open, breaker probing, retry-after, backoff, scheduled, database breaker, or due: a free slot and its turn.';
-
-CREATE TABLE postern.attempt (
-    claim_id bigint NOT NULL,
-    delivery_id bigint NOT NULL,
-    outbox_id bigint NOT NULL,
-    started_at timestamp with time zone NOT NULL,
-    dispatcher bigint,
-    number integer NOT NULL,
-    duration_ms real NOT NULL,
-    status smallint,
-    outcome text NOT NULL,
-    destination text NOT NULL,
-    class text,
-    error text,
-    response text,
-    CONSTRAINT "outcome is delivered, retry, dead or release" CHECK ((outcome = ANY (ARRAY['delivered'::text, 'retry'::text, 'dead'::text, 'release'::text])))
-)
-WITH (autovacuum_vacuum_insert_scale_factor='0.05');
-
-COMMENT ON TABLE postern.attempt IS 'Append-only log of the requests that went on the wire.';
-
 CREATE TABLE postern.breaker (
     destination text NOT NULL,
     state text DEFAULT 'closed'::text NOT NULL,
@@ -136,6 +99,58 @@ COMMENT ON TABLE postern.breaker IS 'Circuit breakers, one row per destination t
 COMMENT ON COLUMN postern.breaker.generation IS 'Counts transitions: whoever has seen an older one changes nothing.';
 
 COMMENT ON COLUMN postern.breaker.forced IS 'An operator''s word, which wins over state until forced_until, or until it is set to null.';
+
+CREATE FUNCTION postern.passes(breaker postern.breaker) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select case
+           when breaker.forced is not null and coalesce(breaker.forced_until > now(), true) then breaker.forced = 'closed'
+           else coalesce(breaker.state in ('closed', 'throttled'), true) and coalesce(breaker.hold_until <= now(), true)
+         end
+$$;
+
+COMMENT ON FUNCTION postern.passes(breaker postern.breaker) IS 'Whether deliveries to a breaker''s destination may be claimed.';
+
+CREATE FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select case
+           when leased_until >= now() then 'in flight'
+           when endpoint_status <> 'active' then 'endpoint ' || endpoint_status
+           when forced = 'open' and coalesce(forced_until > now(), true) then 'breaker forced open'
+           when forced = 'closed' and coalesce(forced_until > now(), true) then
+             case when next_attempt_at <= now() then 'due' when attempts > 0 then 'backoff' else 'scheduled' end
+           when state in ('open', 'half_open') and retry_at > now() then 'breaker open'
+           when state in ('open', 'half_open') then 'breaker probing'
+           when hold_until > now() then 'retry-after'
+           when next_attempt_at > now() and attempts > 0 then 'backoff'
+           when next_attempt_at > now() then 'scheduled'
+           when database_shut then 'database breaker'
+           else 'due'
+         end
+$$;
+
+COMMENT ON FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) IS 'Why a pending delivery is not sent now: in flight, endpoint paused, endpoint disabled, endpoint deleted, breaker forced open, breaker open, breaker probing, retry-after, backoff, scheduled, database breaker, or due: a free slot and its turn.';
+
+CREATE TABLE postern.attempt (
+    claim_id bigint NOT NULL,
+    delivery_id bigint NOT NULL,
+    outbox_id bigint NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    dispatcher bigint,
+    number integer NOT NULL,
+    duration_ms real NOT NULL,
+    status smallint,
+    outcome text NOT NULL,
+    destination text NOT NULL,
+    class text,
+    error text,
+    response text,
+    CONSTRAINT "outcome is delivered, retry, dead or release" CHECK ((outcome = ANY (ARRAY['delivered'::text, 'retry'::text, 'dead'::text, 'release'::text])))
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE postern.attempt IS 'Append-only log of the requests that went on the wire.';
 
 CREATE TABLE postern.delivery (
     id bigint NOT NULL,
@@ -207,13 +222,13 @@ CREATE TABLE postern.outbox (
     expires_at timestamp with time zone,
     max_attempts integer,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "content_type is 1 to 255 printable ASCII characters" CHECK ((content_type ~ '^[!-~]([ -~]{0,253}[!-~])?$'::text)),
+    CONSTRAINT "content_type is 1 to 255 printable ASCII characters" CHECK (((content_type ~ '^[!-~]([ -~]*[!-~])?$'::text) AND (octet_length(content_type) <= 255))),
     CONSTRAINT "deliver_after and expires_at are finite" CHECK ((isfinite(deliver_after) AND isfinite(expires_at))),
-    CONSTRAINT "event_type is 1 to 255 of A-Z a-z 0-9 _ - . /" CHECK ((event_type ~ '^[A-Za-z0-9_./-]{1,255}$'::text)),
+    CONSTRAINT "event_type is 1 to 255 of A-Z a-z 0-9 _ - . /" CHECK (((event_type ~ '^[A-Za-z0-9_./-]+$'::text) AND (octet_length(event_type) <= 255))),
     CONSTRAINT "headers is a JSON object of at most 16 KiB" CHECK (((jsonb_typeof(headers) = 'object'::text) AND (octet_length((headers)::text) <= 16384))),
     CONSTRAINT "idempotency_key is 1 to 255 bytes" CHECK (((octet_length(idempotency_key) >= 1) AND (octet_length(idempotency_key) <= 255))),
     CONSTRAINT "max_attempts is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "message_id is 1 to 64 of A-Z a-z 0-9 _ -" CHECK ((message_id ~ '^[A-Za-z0-9_-]{1,64}$'::text)),
+    CONSTRAINT "message_id is 1 to 64 of A-Z a-z 0-9 _ -" CHECK (((message_id ~ '^[A-Za-z0-9_-]+$'::text) AND (octet_length(message_id) <= 64))),
     CONSTRAINT "payload is 1 byte to 1 MiB" CHECK (((octet_length(payload) >= 1) AND (octet_length(payload) <= 1048576))),
     CONSTRAINT "tenant is at most 255 bytes" CHECK ((octet_length(tenant) <= 255))
 )
@@ -230,7 +245,7 @@ CREATE VIEW postern.message AS
     d.status,
     d.reason,
         CASE d.status
-            WHEN 'pending'::text THEN postern.waits_for(d.leased_until, d.next_attempt_at, d.attempts, e.status, b.forced, b.state, b.retry_at, b.hold_until, ( SELECT (COALESCE(g.forced, g.state) <> 'closed'::text)
+            WHEN 'pending'::text THEN postern.waits_for(d.leased_until, d.next_attempt_at, d.attempts, e.status, b.forced, b.forced_until, b.state, b.retry_at, b.hold_until, ( SELECT (NOT postern.passes(g.*))
                FROM postern.breaker g
               WHERE (g.destination = 'database'::text)))
             ELSE NULL::text
@@ -437,6 +452,32 @@ $$;
 
 COMMENT ON FUNCTION postern.change_message() IS 'Trigger: what an update of postern.message does to one row.';
 
+CREATE FUNCTION postern.claim_id_since(since timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+  low bigint := coalesce((select min(a.claim_id) from postern.attempt a), 0);
+  high bigint := coalesce((select max(a.claim_id) + 1 from postern.attempt a), 0);
+  middle bigint;
+  found_id bigint;
+  found_at timestamptz;
+begin
+  while low < high loop
+    middle := low + (high - low) / 2;
+    select a.claim_id, a.started_at into found_id, found_at from postern.attempt a where a.claim_id >= middle order by a.claim_id limit 1;
+    if found_id is null or found_at >= since then
+      high := middle;
+    else
+      low := found_id + 1;
+    end if;
+  end loop;
+  return low;
+end
+$$;
+
+COMMENT ON FUNCTION postern.claim_id_since(since timestamp with time zone) IS 'About the first claim_id of attempts made since then, found through the key.';
+
 CREATE FUNCTION postern.close_breaker(destination text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE sql
     AS $_$
@@ -481,11 +522,15 @@ begin
 end
 $$;
 
+COMMENT ON FUNCTION postern.complete_breaker() IS 'Trigger: completes what a change of a breaker by hand needs.';
+
 CREATE FUNCTION postern.cooldown(trips integer, base interval, longest interval) RETURNS interval
     LANGUAGE sql PARALLEL SAFE
     AS $$
   select least(longest, base * power(2, least(trips, 30))) * (0.8 + 0.4 * random())
 $$;
+
+COMMENT ON FUNCTION postern.cooldown(trips integer, base interval, longest interval) IS 'How long a breaker stays open that has tripped so many times before.';
 
 CREATE FUNCTION postern.destination(target_url text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -586,6 +631,20 @@ $$;
 
 COMMENT ON FUNCTION postern.enqueue(OUT id bigint, event_type text, payload text, target_url text, tenant text, idempotency_key text, INOUT message_id text, content_type text, headers jsonb, deliver_after timestamp with time zone, expires_at timestamp with time zone, max_attempts integer, OUT is_new boolean) IS 'Writes one message in the caller''s transaction; returns id, message_id and whether it is new.';
 
+CREATE FUNCTION postern.estimate_backlog(destination text, comparison text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+declare
+  plan json;
+begin
+  execute format('explain (format json) select from postern.delivery where status = ''pending'' and destination = %L and next_attempt_at %s now()',
+                 destination, comparison) into plan;
+  return (plan -> 0 -> 'Plan' ->> 'Plan Rows')::bigint;
+end
+$$;
+
+COMMENT ON FUNCTION postern.estimate_backlog(destination text, comparison text) IS 'How many pending deliveries the planner expects. Used by postern.sample_backlog.';
+
 CREATE FUNCTION postern.fan_out() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -676,14 +735,31 @@ $_$;
 
 COMMENT ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) IS 'Stops sending to a destination, for so long or until it is closed: select postern.open_breaker(''https://example.com'', ''maintenance'', ''2 hours'').';
 
-CREATE FUNCTION postern.passes(breaker postern.breaker) RETURNS boolean
-    LANGUAGE sql STABLE PARALLEL SAFE
+CREATE FUNCTION postern.outbox_id_since(since timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO ''
     AS $$
-  select case
-           when breaker.forced is not null and coalesce(breaker.forced_until > now(), true) then breaker.forced = 'closed'
-           else coalesce(breaker.state in ('closed', 'throttled'), true) and coalesce(breaker.hold_until <= now(), true)
-         end
+declare
+  low bigint := coalesce((select min(o.id) from postern.outbox o), 0);
+  high bigint := coalesce((select max(o.id) + 1 from postern.outbox o), 0);
+  middle bigint;
+  found_id bigint;
+  found_at timestamptz;
+begin
+  while low < high loop
+    middle := low + (high - low) / 2;
+    select o.id, o.created_at into found_id, found_at from postern.outbox o where o.id >= middle order by o.id limit 1;
+    if found_id is null or found_at >= since then
+      high := middle;
+    else
+      low := found_id + 1;
+    end if;
+  end loop;
+  return low;
+end
 $$;
+
+COMMENT ON FUNCTION postern.outbox_id_since(since timestamp with time zone) IS 'About the first outbox_id of messages written since then, found through the key: … where outbox_id >= postern.outbox_id_since(now() - interval ''1 day'').';
 
 CREATE FUNCTION postern.pause(destination text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -699,10 +775,8 @@ begin
         using errcode = 'no_data_found';
     end if;
   elsif $1 ~ '^https?://[^/]+$' or $1 = 'invalid' then
-    insert into postern.breaker as b (destination, forced, reason)
-    values ($1, 'open', $2)
-        on conflict on constraint breaker_pkey do update
-       set forced = 'open', reason = excluded.reason, changed_at = now();
+    perform postern.open_breaker($1, $2);
+    return; -- its trigger keeps the journal
   else
     raise exception '% is not a destination', quote_literal($1)
       using errcode = 'invalid_parameter_value',
@@ -897,8 +971,11 @@ begin
      where e.id = substr($1, 4)::bigint and e.status in ('paused', 'disabled');
   else
     update postern.breaker b
-       set forced = null, forced_until = null, changed_at = now()
+       set forced = null, forced_until = null
      where b.destination = $1 and b.forced = 'open';
+    if found then
+      return;
+    end if;
   end if;
   if not found then
     raise exception '% is not paused', quote_literal($1) using errcode = 'no_data_found';
@@ -908,6 +985,172 @@ end
 $_$;
 
 COMMENT ON FUNCTION postern.resume(destination text) IS 'Goes on with a destination that was paused, or an endpoint that was disabled.';
+
+CREATE FUNCTION postern.retain(what text, keep interval, keep_dead interval, batch integer) RETURNS TABLE(looked integer, gone integer, ended boolean)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $_$
+declare
+  at bigint;
+begin
+  looked := 0;
+  gone := 0;
+  ended := true;
+  select r.place into at from postern.retention r where r.what = $1 for update skip locked;
+  if not found or exists (select from postern.breaker b
+                           where b.destination = 'database'
+                             and (b.state <> 'closed' or not postern.passes(b))) then
+    return next;
+    return;
+  end if;
+  if $2 is not null then
+    case $1
+      when 'messages' then select * into at, looked, gone, ended from postern.retain_messages(at, now() - $2, now() - $3, $4);
+      when 'attempts' then select * into at, looked, gone, ended from postern.retain_attempts(at, now() - $2, $4);
+      when 'journal' then
+        delete from postern.journal j
+         where j.id in (select k.id from postern.journal k order by k.id limit $4) and j.at < now() - $2;
+        get diagnostics gone = row_count;
+        ended := gone < $4;
+    end case;
+  end if;
+  update postern.retention r
+     set keep = $2, keep_dead = $3, step_at = now(), removed = r.removed + gone,
+         place = case when ended or $1 not in ('messages', 'attempts') then 0 else at end,
+         pass_at = case when ended then now() else r.pass_at end
+   where r.what = $1;
+  return next;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.retain(what text, keep interval, keep_dead interval, batch integer) IS 'One step of retention: looks at the next `batch` rows of messages, attempts or journal and removes those that have ended longer ago than `keep`; dead letters only with `keep_dead`. Does nothing while another process is at it or the database breaker is not closed.';
+
+CREATE FUNCTION postern.retain_attempts(place bigint, before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+  last_at timestamptz;
+begin
+  select max(x.claim_id), count(*), max(x.started_at) filter (where x.n = x.of)
+    into at, looked, last_at
+    from (select a.claim_id, a.started_at, row_number() over (order by a.claim_id) as n, count(*) over () as of
+            from (select k.claim_id, k.started_at from postern.attempt k where k.claim_id > place order by k.claim_id limit batch) a) x;
+  ended := looked < batch or last_at >= before;
+  delete from postern.attempt a
+   where a.claim_id in (
+     select k.claim_id
+       from postern.attempt k
+      where k.claim_id > place and k.claim_id <= at
+        and k.started_at < before
+        and not exists (select from postern.outbox o where o.id = k.outbox_id)
+      order by k.claim_id
+        for update skip locked);
+  get diagnostics gone = row_count;
+end
+$$;
+
+COMMENT ON FUNCTION postern.retain_attempts(place bigint, before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) IS 'Used by postern.retain.';
+
+CREATE FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+  ids bigint[];
+  last_at timestamptz;
+begin
+  select max(x.id), count(*), max(x.created_at) filter (where x.n = x.of)
+    into at, looked, last_at
+    from (select o.id, o.created_at, row_number() over (order by o.id) as n, count(*) over () as of
+            from (select k.id, k.created_at from postern.outbox k where k.id > place order by k.id limit batch) o) x;
+  ended := looked < batch or last_at >= before;
+  gone := 0;
+  ids := array(
+    select o.id
+      from postern.outbox o
+     where o.id > place and o.id <= at
+       and o.created_at < before
+       and not exists (
+             select from postern.delivery d
+              where d.outbox_id = o.id
+                and (d.status in ('pending', 'held')
+                     or (d.status = 'dead' and not coalesce(o.created_at < dead_before, false))))
+       and not exists (
+             select from postern.attempt a
+              where a.outbox_id = o.id and a.started_at >= before)
+     order by o.id
+       for update skip locked);
+  if cardinality(ids) = 0 then
+    return;
+  end if;
+  delete from postern.delivery d
+   where d.id in (
+     select k.id
+       from postern.delivery k
+      where k.outbox_id = any (ids)
+        and (k.status = 'cancelled' or (k.status = 'dead' and dead_before is not null))
+      order by k.id
+        for update skip locked);
+  delete from postern.outbox o
+   where o.id = any (ids)
+     and not exists (select from postern.delivery d where d.outbox_id = o.id);
+  get diagnostics gone = row_count;
+end
+$$;
+
+COMMENT ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) IS 'Used by postern.retain.';
+
+CREATE FUNCTION postern.sample_backlog(exact integer DEFAULT 1000, budget interval DEFAULT '00:00:00.4'::interval) RETURNS TABLE(destination text, due bigint, waiting bigint, counted boolean, oldest_due_at timestamp with time zone, next_due_at timestamp with time zone, endpoint_id bigint, attempts integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  stop_counting timestamptz := clock_timestamp() + budget;
+  stop timestamptz := clock_timestamp() + 2 * budget;
+begin
+  destination := '';
+  while clock_timestamp() < stop loop
+    select d.destination, d.next_attempt_at, d.endpoint_id, d.attempts
+      into destination, next_due_at, endpoint_id, attempts
+      from postern.delivery d
+     where d.status = 'pending' and d.destination > sample_backlog.destination
+     order by d.destination, d.next_attempt_at, d.id
+     limit 1;
+    exit when not found;
+    oldest_due_at := case when next_due_at <= now() then next_due_at end;
+    due := null;
+    waiting := null;
+    counted := clock_timestamp() < stop_counting;
+    if counted then
+      select count(*) into due from (
+        select from postern.delivery d
+         where d.status = 'pending' and d.destination = sample_backlog.destination and d.next_attempt_at <= now()
+         limit exact + 1) x;
+      select count(*) into waiting from (
+        select from postern.delivery d
+         where d.status = 'pending' and d.destination = sample_backlog.destination and d.next_attempt_at > now()
+         limit exact + 1) x;
+      if due > exact then
+        due := greatest(due, postern.estimate_backlog(destination, '<='));
+        counted := false;
+      end if;
+      if waiting > exact then
+        waiting := greatest(waiting, postern.estimate_backlog(destination, '>'));
+        counted := false;
+      end if;
+    end if;
+    return next;
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION postern.sample_backlog(exact integer, budget interval) IS 'Pending deliveries per destination. Counts up to `exact` of each and estimates beyond; stops counting after `budget`, and altogether after twice that.';
 
 CREATE FUNCTION postern.subscribes(event_types text[], event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -920,12 +1163,177 @@ $$;
 
 COMMENT ON FUNCTION postern.subscribes(event_types text[], event_type text) IS 'Whether one of the patterns takes the event type: itself, *, or a prefix such as order.*';
 
+CREATE VIEW postern.throughput AS
+ SELECT recent.destination,
+    count(*) FILTER (WHERE (recent.outcome = 'delivered'::text)) AS delivered,
+    count(*) FILTER (WHERE (recent.outcome <> 'delivered'::text)) AS failed,
+    round(((count(*) FILTER (WHERE (recent.outcome = 'delivered'::text)))::numeric / GREATEST(EXTRACT(epoch FROM (now() - min(recent.window_start))), (1)::numeric)), 2) AS per_second
+   FROM ( SELECT a.destination,
+            a.outcome,
+            min(a.started_at) OVER () AS window_start
+           FROM ( SELECT last.destination,
+                    last.outcome,
+                    last.started_at
+                   FROM postern.attempt last
+                  ORDER BY last.claim_id DESC
+                 LIMIT 5000) a
+          WHERE (a.started_at > (now() - '00:10:00'::interval))) recent
+  GROUP BY recent.destination;
+
+COMMENT ON VIEW postern.throughput IS 'What was delivered lately, per destination: the last 5,000 attempts of all destinations, none older than 10 minutes.';
+
+COMMENT ON COLUMN postern.throughput.destination IS 'Where to.';
+
+COMMENT ON COLUMN postern.throughput.delivered IS 'Attempts that delivered.';
+
+COMMENT ON COLUMN postern.throughput.failed IS 'Attempts that did not.';
+
+COMMENT ON COLUMN postern.throughput.per_second IS 'Deliveries a second over that time.';
+
+CREATE VIEW postern.backlog AS
+ SELECT s.destination,
+    s.due,
+    s.waiting,
+    s.counted,
+    (now() - s.oldest_due_at) AS oldest_age,
+    s.next_due_at,
+    postern.waits_for(NULL::timestamp with time zone, s.next_due_at, s.attempts, e.status, b.forced, b.forced_until, b.state, b.retry_at, b.hold_until, ( SELECT (NOT postern.passes(g.*))
+           FROM postern.breaker g
+          WHERE (g.destination = 'database'::text))) AS waits_for,
+    COALESCE(t.per_second, (0)::numeric) AS per_second,
+    make_interval(secs => ((s.due)::double precision / (NULLIF(t.per_second, (0)::numeric))::double precision)) AS drain_time
+   FROM (((postern.sample_backlog() s(destination, due, waiting, counted, oldest_due_at, next_due_at, endpoint_id, attempts)
+     LEFT JOIN postern.endpoint e ON ((e.id = s.endpoint_id)))
+     LEFT JOIN postern.breaker b ON ((b.destination = s.destination)))
+     LEFT JOIN postern.throughput t ON ((t.destination = s.destination)));
+
+COMMENT ON VIEW postern.backlog IS 'Pending deliveries per destination and why they wait. Costs under a second at any size: it counts up to 1,000 of each destination and estimates beyond that.';
+
+COMMENT ON COLUMN postern.backlog.destination IS 'Where to.';
+
+COMMENT ON COLUMN postern.backlog.due IS 'Deliveries that could be sent now if nothing stood in the way, those in flight included. Null: not counted, for want of time.';
+
+COMMENT ON COLUMN postern.backlog.waiting IS 'Deliveries that are due later: backoff and deliver_after.';
+
+COMMENT ON COLUMN postern.backlog.counted IS 'True: both numbers are exact. False: at least one is an estimate, or was not counted.';
+
+COMMENT ON COLUMN postern.backlog.oldest_age IS 'For how long the oldest due one has been due.';
+
+COMMENT ON COLUMN postern.backlog.next_due_at IS 'When the first one is or was due.';
+
+COMMENT ON COLUMN postern.backlog.waits_for IS 'Why the first one is not sent at this moment; see \df+ postern.waits_for.';
+
+COMMENT ON COLUMN postern.backlog.per_second IS 'Deliveries a second lately; see postern.throughput.';
+
+COMMENT ON COLUMN postern.backlog.drain_time IS 'How long the due ones take at that rate; null when nothing was delivered lately.';
+
+CREATE VIEW postern.breaker_status AS
+ SELECT b.destination,
+        CASE
+            WHEN COALESCE((b.forced_until > now()), true) THEN COALESCE(b.forced, b.state)
+            ELSE b.state
+        END AS state,
+    ((b.forced IS NOT NULL) AND COALESCE((b.forced_until > now()), true)) AS forced,
+    b.forced_until,
+    b.reason,
+    b.changed_at,
+    b.opened_at,
+        CASE
+            WHEN (b.state = ANY (ARRAY['open'::text, 'half_open'::text])) THEN b.retry_at
+            ELSE NULL::timestamp with time zone
+        END AS retry_at,
+    b.closed_at,
+    b.trips,
+    b.probe_by,
+    b.probe_until,
+        CASE
+            WHEN (b.hold_until > now()) THEN b.hold_until
+            ELSE NULL::timestamp with time zone
+        END AS hold_until,
+    b.generation
+   FROM postern.breaker b;
+
+COMMENT ON VIEW postern.breaker_status IS 'Circuit breakers. A destination that has no row is closed and healthy; the row "database" guards this database itself.';
+
+COMMENT ON COLUMN postern.breaker_status.destination IS 'Whose breaker it is.';
+
+COMMENT ON COLUMN postern.breaker_status.state IS 'closed: requests are sent; open: none; half_open: probes only; throttled, of the database: few. What an operator forced counts.';
+
+COMMENT ON COLUMN postern.breaker_status.forced IS 'Whether an operator forced this state.';
+
+COMMENT ON COLUMN postern.breaker_status.forced_until IS 'Until when; null: until somebody ends it.';
+
+COMMENT ON COLUMN postern.breaker_status.reason IS 'Why it is so.';
+
+COMMENT ON COLUMN postern.breaker_status.changed_at IS 'When it last changed.';
+
+COMMENT ON COLUMN postern.breaker_status.opened_at IS 'When it last opened.';
+
+COMMENT ON COLUMN postern.breaker_status.retry_at IS 'When an open one is probed next.';
+
+COMMENT ON COLUMN postern.breaker_status.closed_at IS 'When it last closed; the share of slots grows back from then.';
+
+COMMENT ON COLUMN postern.breaker_status.trips IS 'Times that it opened without closing for good: each doubles the wait.';
+
+COMMENT ON COLUMN postern.breaker_status.probe_by IS 'The dispatcher that is probing.';
+
+COMMENT ON COLUMN postern.breaker_status.probe_until IS 'When the probe''s lease ends.';
+
+COMMENT ON COLUMN postern.breaker_status.hold_until IS 'Until when the receiver asked to be left alone (Retry-After).';
+
+COMMENT ON COLUMN postern.breaker_status.generation IS 'Rises with every transition; what belongs to an older one changes nothing.';
+
 CREATE SEQUENCE postern.claim_id
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
     NO MAXVALUE
     CACHE 1;
+
+CREATE VIEW postern.dead_letter AS
+ SELECT d.outbox_id,
+    o.message_id,
+    o.tenant,
+    o.event_type,
+    d.destination,
+    d.reason,
+    d.attempts,
+    d.last_status,
+    d.last_error,
+    ( SELECT max(a.started_at) AS max
+           FROM postern.attempt a
+          WHERE ((a.outbox_id = d.outbox_id) AND (a.destination = d.destination))) AS last_attempt_at,
+    o.created_at,
+    d.id AS delivery_id
+   FROM (postern.delivery d
+     LEFT JOIN postern.outbox o ON ((o.id = d.outbox_id)))
+  WHERE (d.status = 'dead'::text);
+
+COMMENT ON VIEW postern.dead_letter IS 'Deliveries that will not be tried again by themselves. Replay with update postern.message set status = ''pending'', give up with ''cancelled''. Kept for ever unless POSTERN_RETENTION_DEAD says otherwise.';
+
+COMMENT ON COLUMN postern.dead_letter.outbox_id IS 'Key of the message.';
+
+COMMENT ON COLUMN postern.dead_letter.message_id IS 'The webhook-id. Null: the message was deleted by hand.';
+
+COMMENT ON COLUMN postern.dead_letter.tenant IS 'Whose endpoints it goes to.';
+
+COMMENT ON COLUMN postern.dead_letter.event_type IS 'What happened, for instance order.created.';
+
+COMMENT ON COLUMN postern.dead_letter.destination IS 'Where it was to go.';
+
+COMMENT ON COLUMN postern.dead_letter.reason IS 'Why it died: max_attempts, gone, expired, permanent_status, address_refused, invalid_url, invalid_header, no_secret, message_deleted, or "outcome of the last attempt unknown".';
+
+COMMENT ON COLUMN postern.dead_letter.attempts IS 'Attempts used.';
+
+COMMENT ON COLUMN postern.dead_letter.last_status IS 'HTTP status of the last answer.';
+
+COMMENT ON COLUMN postern.dead_letter.last_error IS 'Why the last attempt failed.';
+
+COMMENT ON COLUMN postern.dead_letter.last_attempt_at IS 'When it was last tried; null when it never was.';
+
+COMMENT ON COLUMN postern.dead_letter.created_at IS 'When the transaction that wrote the message began.';
+
+COMMENT ON COLUMN postern.dead_letter.delivery_id IS 'The incarnation; attempts carry it too.';
 
 ALTER TABLE postern.delivery ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.delivery_id_seq
@@ -974,6 +1382,52 @@ ALTER TABLE postern.dispatcher ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENT
     CACHE 1
 );
 
+CREATE VIEW postern.dispatcher_status AS
+ SELECT d.id,
+    d.host,
+    d.pid,
+    d.version,
+        CASE
+            WHEN (d.stopped_at IS NOT NULL) THEN 'stopped'::text
+            WHEN (d.heartbeat_at < (now() - '00:00:30'::interval)) THEN 'silent'::text
+            ELSE d.state
+        END AS state,
+    d.slots,
+    d.in_flight,
+    d.waiting_for,
+    (now() - d.waiting_since) AS waiting_age,
+    d.started_at,
+    (now() - d.heartbeat_at) AS heartbeat_age,
+    d.stopped_at
+   FROM postern.dispatcher d
+  WHERE (d.heartbeat_at > (now() - '1 day'::interval));
+
+COMMENT ON VIEW postern.dispatcher_status IS 'Processes that dispatch or did so within a day, one row a start.';
+
+COMMENT ON COLUMN postern.dispatcher_status.id IS 'Number of the start, never used twice; claims carry it.';
+
+COMMENT ON COLUMN postern.dispatcher_status.host IS 'Host that it runs on.';
+
+COMMENT ON COLUMN postern.dispatcher_status.pid IS 'Process id there.';
+
+COMMENT ON COLUMN postern.dispatcher_status.version IS 'Version of the program.';
+
+COMMENT ON COLUMN postern.dispatcher_status.state IS 'What it said last; silent: it has said nothing for 30 seconds, and its leases will run out; stopped: it ended by itself.';
+
+COMMENT ON COLUMN postern.dispatcher_status.slots IS 'Requests that it may have in flight.';
+
+COMMENT ON COLUMN postern.dispatcher_status.in_flight IS 'Requests that were in flight at its last heartbeat.';
+
+COMMENT ON COLUMN postern.dispatcher_status.waiting_for IS 'The lock that it was waiting for.';
+
+COMMENT ON COLUMN postern.dispatcher_status.waiting_age IS 'For how long.';
+
+COMMENT ON COLUMN postern.dispatcher_status.started_at IS 'When it started.';
+
+COMMENT ON COLUMN postern.dispatcher_status.heartbeat_age IS 'How long ago it last said that it lives.';
+
+COMMENT ON COLUMN postern.dispatcher_status.stopped_at IS 'When it stopped.';
+
 ALTER TABLE postern.endpoint ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.endpoint_id_seq
     START WITH 1
@@ -1004,6 +1458,64 @@ COMMENT ON COLUMN postern.evidence.unreachable IS 'Attempts in a row, up to the 
 
 COMMENT ON COLUMN postern.evidence.stuck IS 'All slots that the dispatcher may give it are taken, and it gets through far less than usual.';
 
+CREATE VIEW postern.held_snapshot AS
+ SELECT holder.kind,
+    holder.who,
+    holder.username,
+    holder.application_name,
+    holder.state,
+    holder.since,
+    holder.transactions
+   FROM ( SELECT 'session'::text AS kind,
+            (a.pid)::text AS who,
+            a.usename AS username,
+            a.application_name,
+            a.state,
+            (now() - a.xact_start) AS since,
+            (age(a.backend_xmin))::bigint AS transactions
+           FROM pg_stat_activity a
+          WHERE ((a.backend_xmin IS NOT NULL) AND (a.datname = current_database()) AND (a.pid <> pg_backend_pid()) AND (a.backend_type <> 'autovacuum worker'::text))
+        UNION ALL
+         SELECT 'prepared transaction'::text,
+            p.gid,
+            p.owner,
+            NULL::text,
+            NULL::text,
+            (now() - p.prepared),
+            (age(p.transaction))::bigint AS age
+           FROM pg_prepared_xacts p
+          WHERE (p.database = current_database())
+        UNION ALL
+         SELECT 'replication slot'::text,
+            s.slot_name,
+            NULL::name,
+            NULL::text,
+                CASE
+                    WHEN s.active THEN 'active'::text
+                    ELSE 'inactive'::text
+                END AS "case",
+            NULL::interval,
+            (GREATEST(age(s.xmin), age(s.catalog_xmin)))::bigint AS "greatest"
+           FROM pg_replication_slots s
+          WHERE ((s.xmin IS NOT NULL) OR (s.catalog_xmin IS NOT NULL))) holder
+  ORDER BY holder.transactions DESC NULLS LAST;
+
+COMMENT ON VIEW postern.held_snapshot IS 'What keeps vacuum from freeing dead rows, the worst first. Deliveries slow down when one is held for long.';
+
+COMMENT ON COLUMN postern.held_snapshot.kind IS 'session, prepared transaction, or replication slot.';
+
+COMMENT ON COLUMN postern.held_snapshot.who IS 'Process id, transaction''s name or slot''s name: end it with pg_terminate_backend, rollback prepared, or pg_drop_replication_slot.';
+
+COMMENT ON COLUMN postern.held_snapshot.username IS 'Its role.';
+
+COMMENT ON COLUMN postern.held_snapshot.application_name IS 'What the session calls itself.';
+
+COMMENT ON COLUMN postern.held_snapshot.state IS 'What it does; "idle in transaction" is somebody who forgot to commit.';
+
+COMMENT ON COLUMN postern.held_snapshot.since IS 'For how long its transaction has been open, where that is known.';
+
+COMMENT ON COLUMN postern.held_snapshot.transactions IS 'How many transactions have begun since.';
+
 CREATE TABLE postern.journal (
     id bigint NOT NULL,
     at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
@@ -1024,6 +1536,60 @@ ALTER TABLE postern.journal ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY
     CACHE 1
 );
 
+CREATE VIEW postern.lock_wait AS
+ SELECT w.pid,
+    w.usename AS username,
+    w.application_name,
+    upper("substring"(w.query, '^(?:\s|/\*(?:[^*]|\*[^/])*\*/)*(\w+)'::text)) AS command,
+    l.mode AS wants,
+    COALESCE(((l.relation)::regclass)::text, l.locktype) AS on_what,
+    (now() - COALESCE(l.waitstart, w.state_change)) AS waiting,
+    b.pid AS blocked_by,
+    b.usename AS blocking_username,
+    b.application_name AS blocking_application,
+    b.state AS blocking_state,
+    upper("substring"(b.query, '^(?:\s|/\*(?:[^*]|\*[^/])*\*/)*(\w+)'::text)) AS blocking_command,
+    (now() - b.xact_start) AS blocking_transaction_age
+   FROM (((pg_stat_activity w
+     CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) blocker(pid))
+     LEFT JOIN pg_stat_activity b ON ((b.pid = blocker.pid)))
+     LEFT JOIN LATERAL ( SELECT l_1.mode,
+            l_1.relation,
+            l_1.locktype,
+            l_1.waitstart
+           FROM pg_locks l_1
+          WHERE ((l_1.pid = w.pid) AND (NOT l_1.granted))
+         LIMIT 1) l ON (true))
+  WHERE ((w.wait_event_type = 'Lock'::text) AND (w.datname = current_database()));
+
+COMMENT ON VIEW postern.lock_wait IS 'Who waits for a lock in this database and who has it. A blocker that waits itself has its own row. Other roles'' sessions are shown whole only with pg_read_all_stats. To end one: select pg_terminate_backend(pid).';
+
+COMMENT ON COLUMN postern.lock_wait.pid IS 'Session that waits.';
+
+COMMENT ON COLUMN postern.lock_wait.username IS 'Its role.';
+
+COMMENT ON COLUMN postern.lock_wait.application_name IS 'What it calls itself; ours is postern.';
+
+COMMENT ON COLUMN postern.lock_wait.command IS 'First word of its statement.';
+
+COMMENT ON COLUMN postern.lock_wait.wants IS 'Mode of the lock that it wants.';
+
+COMMENT ON COLUMN postern.lock_wait.on_what IS 'The table, or the kind of lock: transactionid is a row that another transaction has changed.';
+
+COMMENT ON COLUMN postern.lock_wait.waiting IS 'For how long it has waited.';
+
+COMMENT ON COLUMN postern.lock_wait.blocked_by IS 'Session in whose way it stands; 0 is a prepared transaction.';
+
+COMMENT ON COLUMN postern.lock_wait.blocking_username IS 'The blocker''s role.';
+
+COMMENT ON COLUMN postern.lock_wait.blocking_application IS 'What the blocker calls itself.';
+
+COMMENT ON COLUMN postern.lock_wait.blocking_state IS 'What the blocker does; "idle in transaction" is somebody who forgot to commit.';
+
+COMMENT ON COLUMN postern.lock_wait.blocking_command IS 'First word of the blocker''s last statement.';
+
+COMMENT ON COLUMN postern.lock_wait.blocking_transaction_age IS 'For how long the blocker''s transaction has been open.';
+
 ALTER TABLE postern.outbox ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.outbox_id_seq
     START WITH 1
@@ -1032,6 +1598,113 @@ ALTER TABLE postern.outbox ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY 
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE postern.retention (
+    what text NOT NULL,
+    keep interval,
+    keep_dead interval,
+    place bigint DEFAULT 0 NOT NULL,
+    pass_at timestamp with time zone,
+    step_at timestamp with time zone,
+    removed bigint DEFAULT 0 NOT NULL
+);
+
+COMMENT ON TABLE postern.retention IS 'How long what has ended is kept, as the dispatchers'' settings say, and how far removing has come.';
+
+CREATE VIEW postern.retention_headroom AS
+ SELECT m.keep,
+    m.keep_dead,
+    oldest.created_at AS oldest_message_at,
+    (now() - pending.created_at) AS oldest_pending_age,
+    (m.keep - (now() - pending.created_at)) AS headroom,
+    load.due,
+    load.drain_time,
+    m.pass_at AS last_pass_at,
+    m.removed AS messages_removed,
+    a.removed AS attempts_removed,
+    sizes.messages,
+    sizes.attempts,
+    pg_size_pretty(sizes.bytes) AS size,
+    concat_ws('; '::text,
+        CASE
+            WHEN ((now() - pending.created_at) > m.keep) THEN 'messages wait longer than others are kept: see postern.backlog'::text
+            ELSE NULL::text
+        END,
+        CASE
+            WHEN (load.drain_time > m.keep) THEN 'the backlog takes longer to drain than messages are kept'::text
+            ELSE NULL::text
+        END,
+        CASE
+            WHEN ((m.keep IS NOT NULL) AND (m.step_at < (now() - '01:00:00'::interval))) THEN 'nothing has removed old messages for an hour: is a dispatcher running?'::text
+            ELSE NULL::text
+        END,
+        CASE
+            WHEN (holder.since > '00:10:00'::interval) THEN format('%s %s holds back vacuum, for %s: see postern.held_snapshot'::text, holder.kind, holder.who, date_trunc('second'::text, holder.since))
+            ELSE NULL::text
+        END) AS warning
+   FROM ((((((postern.retention m
+     JOIN postern.retention a ON ((a.what = 'attempts'::text)))
+     LEFT JOIN LATERAL ( SELECT o.created_at
+           FROM postern.outbox o
+          ORDER BY o.id
+         LIMIT 1) oldest ON (true))
+     LEFT JOIN LATERAL ( SELECT o.created_at
+           FROM (( SELECT d.outbox_id
+                   FROM ( SELECT k.outbox_id,
+                            k.status
+                           FROM postern.delivery k
+                          ORDER BY k.id
+                         LIMIT 10000) d
+                  WHERE (d.status = ANY (ARRAY['pending'::text, 'held'::text]))
+                 LIMIT 1) first
+             JOIN postern.outbox o ON ((o.id = first.outbox_id)))) pending ON (true))
+     LEFT JOIN LATERAL ( SELECT (sum(b.due))::bigint AS due,
+            max(b.drain_time) AS drain_time
+           FROM postern.backlog b) load ON (true))
+     LEFT JOIN LATERAL ( SELECT ( SELECT (GREATEST(pg_class.reltuples, (0)::real))::bigint AS "greatest"
+                   FROM pg_class
+                  WHERE (pg_class.oid = ('postern.outbox'::regclass)::oid)) AS messages,
+            ( SELECT (GREATEST(pg_class.reltuples, (0)::real))::bigint AS "greatest"
+                   FROM pg_class
+                  WHERE (pg_class.oid = ('postern.attempt'::regclass)::oid)) AS attempts,
+            ((pg_total_relation_size('postern.outbox'::regclass) + pg_total_relation_size('postern.delivery'::regclass)) + pg_total_relation_size('postern.attempt'::regclass)) AS bytes) sizes ON (true))
+     LEFT JOIN LATERAL ( SELECT h.kind,
+            h.who,
+            h.since
+           FROM postern.held_snapshot h
+          ORDER BY h.since DESC NULLS LAST
+         LIMIT 1) holder ON (true))
+  WHERE (m.what = 'messages'::text);
+
+COMMENT ON VIEW postern.retention_headroom IS 'One row: whether anything grows that should not, and a warning in words.';
+
+COMMENT ON COLUMN postern.retention_headroom.keep IS 'How long messages are kept that have ended; null: for ever.';
+
+COMMENT ON COLUMN postern.retention_headroom.keep_dead IS 'How long dead letters are kept; null: for ever.';
+
+COMMENT ON COLUMN postern.retention_headroom.oldest_message_at IS 'When the oldest message was written that is still here.';
+
+COMMENT ON COLUMN postern.retention_headroom.oldest_pending_age IS 'Age of the oldest message that is pending or held, among the first 10,000 deliveries. It is not removed, however old.';
+
+COMMENT ON COLUMN postern.retention_headroom.headroom IS 'keep less that age. Below zero, messages wait longer than others are kept.';
+
+COMMENT ON COLUMN postern.retention_headroom.due IS 'Deliveries that are due, as postern.backlog counts them.';
+
+COMMENT ON COLUMN postern.retention_headroom.drain_time IS 'How long the slowest destination takes to drain at its present rate.';
+
+COMMENT ON COLUMN postern.retention_headroom.last_pass_at IS 'When all old messages had last been looked at.';
+
+COMMENT ON COLUMN postern.retention_headroom.messages_removed IS 'Messages removed since the schema was made.';
+
+COMMENT ON COLUMN postern.retention_headroom.attempts_removed IS 'Attempts removed likewise.';
+
+COMMENT ON COLUMN postern.retention_headroom.messages IS 'Messages in the table, as the planner estimates.';
+
+COMMENT ON COLUMN postern.retention_headroom.attempts IS 'Attempts in the table, likewise.';
+
+COMMENT ON COLUMN postern.retention_headroom.size IS 'Size of outbox, delivery and attempt with their indexes.';
+
+COMMENT ON COLUMN postern.retention_headroom.warning IS 'What to look at; empty when all is well.';
 
 CREATE TABLE postern.schema_migrations (
     version bigint NOT NULL,
@@ -1074,6 +1747,9 @@ ALTER TABLE ONLY postern.outbox
 
 ALTER TABLE ONLY postern.outbox
     ADD CONSTRAINT outbox_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY postern.retention
+    ADD CONSTRAINT retention_pkey PRIMARY KEY (what);
 
 ALTER TABLE ONLY postern.schema_migrations
     ADD CONSTRAINT schema_migrations_pkey PRIMARY KEY (version);
@@ -1122,6 +1798,8 @@ REVOKE ALL ON FUNCTION postern.end_change() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.end_lease() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.estimate_backlog(destination text, comparison text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.fan_out() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
@@ -1141,4 +1819,10 @@ REVOKE ALL ON FUNCTION postern.replay_delivery(wanted postern.message, at timest
 REVOKE ALL ON FUNCTION postern.replay_unsent(wanted postern.message, at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.resume(destination text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.retain(what text, keep interval, keep_dead interval, batch integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.retain_attempts(place bigint, before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) FROM PUBLIC;
 

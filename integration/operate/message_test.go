@@ -412,7 +412,7 @@ func TestOperatorIsObeyed(t *testing.T) {
 	if n := rcv.N(ids[1]) + rcv.N(ids[2]); n != 0 {
 		t.Errorf("%d requests for cancelled messages", n)
 	}
-	for _, want := range []string{"paused", "resumed", "1 held", "1 released", "1 cancelled"} {
+	for _, want := range []string{"forced open", "no longer forced", "1 held", "1 released", "1 cancelled"} {
 		if pgtest.Scan[int](t, db, `select count(*) from postern.journal where change = $1 and actor = session_user`, want) == 0 {
 			t.Errorf("the journal does not say %q", want)
 		}
