@@ -5,15 +5,22 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/rs/zerolog"
+
+	"postern/breaker"
+	"postern/outbox/signature"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -108,6 +115,9 @@ var wrongSettings = []struct {
 	{"size with a doubtful unit", []string{"POSTERN_RESPONSE_LIMIT=16kB"}, []string{"POSTERN_RESPONSE_LIMIT", `"16kB"`, "16KiB"}},
 	{"negative size", []string{"POSTERN_RESPONSE_LIMIT=-1KiB"}, []string{"POSTERN_RESPONSE_LIMIT", `"-1KiB"`, "1KiB to 1MiB"}},
 	{"cap below base", []string{"POSTERN_BACKOFF_BASE=10m", "POSTERN_BACKOFF_CAP=1m"}, []string{"POSTERN_BACKOFF_CAP", `"1m"`, "10m to 7d"}},
+	{"cooldown cap below cooldown", []string{"POSTERN_BREAKER_COOLDOWN=10m", "POSTERN_BREAKER_COOLDOWN_CAP=1m"}, []string{"POSTERN_BREAKER_COOLDOWN_CAP", "10m to 24h"}},
+	{"ratio above one", []string{"POSTERN_BREAKER_RATIO=50"}, []string{"POSTERN_BREAKER_RATIO", `"50"`, "0.01 to 1"}},
+	{"ratio not a number", []string{"POSTERN_BREAKER_RATIO=NaN"}, []string{"POSTERN_BREAKER_RATIO", "50%"}},
 	{"address for a network", []string{"POSTERN_ALLOW_NETWORKS=10.0.0.1"}, []string{"POSTERN_ALLOW_NETWORKS", "10.0.0.1", "/32"}},
 	{"network with host bits", []string{"POSTERN_ALLOW_NETWORKS=10.0.0.1/8"}, []string{"POSTERN_ALLOW_NETWORKS", "10.0.0.0/8"}},
 	{"one bad network of two", []string{"POSTERN_ALLOW_NETWORKS=10.0.0.0/8,fd00::"}, []string{"POSTERN_ALLOW_NETWORKS", "fd00::"}},
@@ -335,6 +345,7 @@ func TestPrintConfig(t *testing.T) {
 		"POSTERN_LISTEN_URL=postgres://listen:" + percentEncoded(testPassword) + "@direct/orders",
 		"POSTERN_ALLOW_NETWORKS=10.0.0.0/8, fd00::/8",
 		"POSTERN_RETRY_AFTER_CAP=2d",
+		"POSTERN_BREAKER_RATIO=75%",
 		"POSTERN_SHUTDOWN_GRACE=0",
 		"UNRELATED=1",
 	}, "run", "--print-config", "--slots=64", "--allow-http")
@@ -360,4 +371,59 @@ func golden(t *testing.T, path, text string) {
 	if text != string(want) {
 		t.Errorf("%s is not current; go test ./cmd/postern -update writes it anew. It should be:\n%s", path, text)
 	}
+}
+
+// TestSettingsReachTheDispatcher sets every setting of the dispatcher to
+// something else than its default: a field that is forgotten on the way is
+// found.
+func TestSettingsReachTheDispatcher(t *testing.T) {
+	t.Parallel()
+	fields := func(args ...string) map[string]string {
+		selected, err := newParser(with(), nil, nil).parse(append([]string{"run"}, args...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, ok := selected.(*runCommand)
+		if !ok {
+			t.Fatalf("run is a %T", selected)
+		}
+		return flatten(reflect.ValueOf(run.config(process{stderr: io.Discard})), "")
+	}
+	initial := fields()
+	changed := fields("--schema=hooks", "--listen-url=postgres://direct/shop", "--signing-secret="+signature.NewSecret().Reveal(),
+		"--slots=1", "--batch=2", "--timeout=3s", "--lease=4s", "--max-attempts=5", "--backoff-base=6s", "--backoff-cap=7s",
+		"--retry-after-cap=8s", "--poll-interval=9s", "--shutdown-grace=10s", "--response-limit=11KiB",
+		"--allow-networks=10.0.0.0/8", "--allow-http", "--allow-ports=12", "--database-url=postgres://other/shop",
+		"--breaker-window=13s", "--breaker-ratio=0.14", "--breaker-minimum=15", "--breaker-consecutive=16", "--breaker-dead-letters=17",
+		"--breaker-slow-call=18s", "--breaker-slow-ratio=0.19", "--breaker-cooldown=20s", "--breaker-cooldown-cap=21s",
+		"--breaker-probes=22", "--breaker-ramp=23s", "--breaker-database-lock-wait=24s", "--breaker-database-waiting=0.25", "--breaker-database-sessions=26",
+		"--breaker-database-timeouts=27", "--breaker-database-in-flight=0.28", "--breaker-database-slow-claim=29", "--breaker-database-cooldown=31s")
+	for field, value := range initial {
+		own := []string{"Version", "Cut", "Log"} // not from settings, or not to be compared
+		if changed[field] == value && !slices.Contains(own, field) {
+			t.Errorf("%s is %s whatever is set", field, value)
+		}
+	}
+	if len(initial) < 35 {
+		t.Errorf("only %d fields", len(initial))
+	}
+}
+
+// flatten writes the fields of a struct, and of structs in it, as text.
+func flatten(v reflect.Value, prefix string) map[string]string {
+	fields := map[string]string{}
+	for i := range v.NumField() {
+		name := prefix + v.Type().Field(i).Name
+		switch value := v.Field(i).Interface().(type) {
+		case breaker.Settings, breaker.DatabaseSettings:
+			maps.Copy(fields, flatten(v.Field(i), name+"."))
+		case signature.Secret:
+			fields[name] = value.Reveal()
+		case zerolog.Logger:
+			fields[name] = ""
+		default:
+			fields[name] = fmt.Sprint(value)
+		}
+	}
+	return fields
 }
