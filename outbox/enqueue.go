@@ -36,7 +36,9 @@ func Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]Receipt, er
 	return Schema(statements.DefaultSchema).Enqueue(ctx, tx, messages...)
 }
 
-// EnqueueSQL is Enqueue for database/sql, with any driver for PostgreSQL.
+// EnqueueSQL is Enqueue for database/sql, with any driver for PostgreSQL. The
+// server's refusals are a *RuleError with pgx's driver; with another one they are
+// that driver's errors, wrapped, whose text names the same rule.
 func EnqueueSQL(ctx context.Context, tx *sql.Tx, messages ...Message) ([]Receipt, error) {
 	return Schema(statements.DefaultSchema).EnqueueSQL(ctx, tx, messages...)
 }

@@ -28,16 +28,22 @@ func (s *runSettings) checkSecret(p *parser) []string {
 		return []string{`POSTERN_SIGNING_SECRET is not set (allowed: whsec_ and the base64 of 24 to 64 random bytes; make one: echo "whsec_$(openssl rand -base64 32)")`}
 	}
 
-	secret, hadNewline := signature.TrimNewline(secret)
-	if hadNewline {
-		p.warnings = append(p.warnings, name+" ends in a line break, which is left out of the secret; write the secret without it (printf, not echo)")
-	}
-	parsed, err := signature.ParseSecret(secret)
+	parsed, err := signature.ParseSecret(p.withoutNewline(name, secret))
 	if err != nil {
 		return []string{fmt.Sprintf("%s (value not shown): %s (allowed: whsec_ and the base64 of 24 to 64 random bytes)", name, err)}
 	}
 	s.secret = parsed
 	return nil
+}
+
+// withoutNewline takes off the line break that files and command substitution
+// leave at the end of a secret, and says so once.
+func (p *parser) withoutNewline(name, secret string) string {
+	bare, had := signature.TrimNewline(secret)
+	if had {
+		p.warnings = append(p.warnings, name+" ends in a line break, which is left out; write it without one (printf, not echo)")
+	}
+	return bare
 }
 
 // readSecretFile reads at most a page: whatever is longer is no secret.

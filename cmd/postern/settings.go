@@ -38,6 +38,7 @@ type databaseSettings struct {
 }
 
 func (s *databaseSettings) check(p *parser) []string {
+	s.DatabaseURL = p.withoutNewline("DATABASE_URL", s.DatabaseURL)
 	url, found := databaseURL("DATABASE_URL", s.DatabaseURL, p.env)
 	s.DatabaseURL = url
 	if err := sql.CheckSchema(s.Schema); err != nil {
@@ -48,7 +49,7 @@ func (s *databaseSettings) check(p *parser) []string {
 
 // logSettings say what is told on standard error, and how.
 type logSettings struct {
-	LogLevel  string `setting:"" default:"info" oneof:"debug,info,warn,error" placeholder:"LEVEL" group:"log" help:"Least level that is logged. info has starts, stops, breakers and dead letters; debug adds a line for every attempt."`
+	LogLevel  string `setting:"" default:"info" oneof:"debug,info,warn,error" placeholder:"LEVEL" group:"log" help:"Least level that is logged. info has a line for each attempt that fails, debug for those that succeed as well."`
 	LogFormat string `setting:"" default:"auto" oneof:"json,console,auto" placeholder:"FORMAT" group:"log" help:"auto is console on a terminal and json elsewhere."`
 }
 
@@ -104,6 +105,7 @@ type runSettings struct {
 const leaseMargin = 15 * time.Second
 
 func (s *runSettings) check(p *parser) (found []string) {
+	s.ListenURL = p.withoutNewline("POSTERN_LISTEN_URL", s.ListenURL)
 	if s.ListenURL != "" {
 		_, found = databaseURL("POSTERN_LISTEN_URL", s.ListenURL, nil)
 	}

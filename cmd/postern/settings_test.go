@@ -299,6 +299,14 @@ func TestTrailingNewlineOfASecret(t *testing.T) {
 	}
 }
 
+func TestTrailingNewlineOfADatabaseURL(t *testing.T) {
+	t.Parallel()
+	got := postern(t, with("DATABASE_URL=postgres://shop@db/orders\n", "POSTERN_LISTEN_URL=host=direct dbname=orders\n"), "run", "--print-config")
+	if got.code != exitDone || strings.Count(got.stderr, "line break") != 2 || !strings.Contains(got.stdout, "DATABASE_URL=postgres://shop@db:5432/orders  #") {
+		t.Errorf("exit code %d, %s%s", got.code, got.stdout, got.stderr)
+	}
+}
+
 // TestDatabasePasswords: any password can be written in both forms and in
 // PGPASSWORD.
 func TestDatabasePasswords(t *testing.T) {
