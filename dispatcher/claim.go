@@ -136,16 +136,12 @@ type newer struct {
 	Seen        *int64
 }
 
-// wake says what inserts are to do until the next look.
-type wake = *int64
-
-func silence(d time.Duration) wake { us := d.Microseconds(); return &us }
-
-// fresh looks for deliveries written since it last looked.
-func (d *Dispatcher) fresh(ctx context.Context, quiet wake) error {
+// fresh looks for deliveries written since it last looked, and says for how long
+// inserts are not to wake us.
+func (d *Dispatcher) fresh(ctx context.Context, quiet time.Duration) error {
 	rows, err := query(ctx, d.db, "fresh", pgx.StrictNamedArgs{
 		"seen":     d.seen,
-		"quiet_us": quiet,
+		"quiet_us": quiet.Microseconds(),
 	}, pgx.RowToStructByName[newer])
 	if err != nil {
 		return err

@@ -102,6 +102,13 @@ func (ds *destinations) free() int {
 	return ds.slots - ds.inFlight
 }
 
+// waiting reports whether some destination is believed to have something due.
+func (ds *destinations) waiting() bool {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	return len(ds.ready) > 0
+}
+
 // choose takes the destinations whose turn it is out of the line and divides
 // up to limit rows among them: evenly, so that a deep backlog does not go
 // before a shallow one, and none above its allowance. Each share must be given

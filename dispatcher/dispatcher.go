@@ -50,6 +50,14 @@ var ErrCut = errors.New("stopped with work cut short")
 
 const (
 	heartbeatInterval = 5 * time.Second
+	// freshInterval is how long new rows are not looked for while known work
+	// waits for slots.
+	freshInterval = 10 * time.Millisecond
+	// busySilence is how long inserts do not wake a process that has just found
+	// work. It must be over soon after a process that was killed.
+	busySilence = 500 * time.Millisecond
+	// gather is how long a claim waits for slots beside the first free one.
+	gather = 4 * time.Millisecond
 	// minIdle is the first wait after work has run out. Transactions whose
 	// insert saw that nobody needed waking commit within milliseconds.
 	minIdle = 2 * time.Millisecond
@@ -80,6 +88,8 @@ type Dispatcher struct {
 	seen      int64  // newest delivery that fresh has read
 	foundUpTo string // where find goes on
 	nextFind  time.Time
+	lastFresh time.Time
+	busy      bool // the last round started something
 }
 
 // Run claims and delivers until ctx ends, then lets the requests in flight
@@ -226,6 +236,7 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 	idle, failures := minIdle, 0
 	for ctx.Err() == nil {
 		n, err := d.round(ctx, work)
+		d.busy = n > 0
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
@@ -250,10 +261,7 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 // round looks for due work and starts what there are slots for. It returns how
 // many deliveries it started.
 func (d *Dispatcher) round(ctx, work context.Context) (int, error) {
-	if d.destinations.free() == 0 {
-		d.awaitSlot(ctx)
-		return 1, nil
-	}
+	d.awaitSlots(ctx)
 	if err := d.look(ctx); err != nil {
 		return 0, err
 	}
@@ -315,44 +323,76 @@ func (d *Dispatcher) work(j job) {
 	}
 }
 
-// look finds out what is due: new rows at every turn, all others by the scan,
-// which goes on at once only while it has not come to the end.
+// look finds out what is due: new rows by the tail, all others by the scan,
+// which goes on at once only while it has not come to the end. Inserts are
+// silent as long as this process is busy and so looks again anyway.
 func (d *Dispatcher) look(ctx context.Context) error {
-	if err := d.fresh(ctx, silence(0)); err != nil {
-		return err
+	now := time.Now()
+	if !d.destinations.waiting() || now.Sub(d.lastFresh) > freshInterval {
+		quiet := time.Duration(0)
+		if d.busy {
+			quiet = busySilence
+		}
+		if err := d.fresh(ctx, quiet); err != nil {
+			return err
+		}
+		d.lastFresh = now
 	}
-	if time.Now().Before(d.nextFind) {
+	if now.Before(d.nextFind) {
 		return nil
 	}
-	started := time.Now()
 	ended, err := d.find(ctx)
 	if err != nil {
 		return err
 	}
-	wait := 20 * time.Since(started)
+	wait := 20 * time.Since(now)
 	if ended {
 		wait = max(wait, d.cfg.PollInterval)
-		d.destinations.forget(started)
+		d.destinations.forget(now)
 	}
 	d.nextFind = time.Now().Add(wait)
 	return nil
 }
 
-// await waits for a wake-up or until it is time to look again.
+// await waits for a wake-up or until it is time to look again. Where known work
+// waits for a slot that it may have, one that comes free is a wake-up too.
 func (d *Dispatcher) await(ctx context.Context, idle time.Duration) {
+	var freed chan struct{}
+	if d.destinations.waiting() {
+		freed = d.destinations.freed
+	}
 	timer := time.NewTimer(idle)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-timer.C:
 	case <-d.wakeups:
+	case <-freed:
 	}
 }
 
-func (d *Dispatcher) awaitSlot(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-d.destinations.freed:
+// awaitSlots waits until a slot is free. While most of them are taken it waits a
+// little longer for others, so that a claim is worth its cost.
+func (d *Dispatcher) awaitSlots(ctx context.Context) {
+	want := min(d.cfg.Batch, max(1, d.cfg.Slots/8))
+	var gathered <-chan time.Time
+	for {
+		free := d.destinations.free()
+		if free >= want || free > d.cfg.Slots/2 {
+			return
+		}
+		if free > 0 && gathered == nil {
+			timer := time.NewTimer(gather)
+			defer timer.Stop()
+			gathered = timer.C
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-gathered:
+			return
+		case <-d.destinations.freed:
+		}
 	}
 }
 

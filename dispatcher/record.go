@@ -14,7 +14,7 @@ import (
 // others to be written with.
 const (
 	writers = 2
-	linger  = 3 * time.Millisecond
+	linger  = 8 * time.Millisecond
 )
 
 // record writes outcomes together until the channel is closed and empty.

@@ -5,15 +5,19 @@ the scan of find.sql comes upon those.
 
 Before it looks, it sets until when inserts are silent: with @quiet_us = 0 the
 next insert wakes us, otherwise none does for so many microseconds, because
-this process is about to look again anyway. Null leaves it as it is.
+this process is about to look again anyway. It writes only where that makes a
+difference, and never takes back the few milliseconds that inserts themselves
+leave between two notifications.
 
 One row without a destination says up to where it looked; zero rows: there is
 nothing newer.
 */
 with wake as materialized (
   select case
-           when @quiet_us::bigint = 0 and last_value > n.now_us then setval('postern.wake_after', 0)
-           when @quiet_us::bigint > 0 then setval('postern.wake_after', n.now_us + @quiet_us::bigint)
+           when @quiet_us::bigint = 0 and last_value > n.now_us + 5000
+             then setval('postern.wake_after', n.now_us)
+           when @quiet_us::bigint > 0 and last_value < n.now_us + @quiet_us::bigint / 2
+             then setval('postern.wake_after', n.now_us + @quiet_us::bigint)
          end
     from postern.wake_after
    cross join (select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us) n
