@@ -195,25 +195,17 @@ func (d *destination) isQuick(now time.Time) bool {
 	return d.quick && (d.oldest == nil || now.Sub(d.oldest.since) < slowAfter)
 }
 
-// divide hands out limit rows, a round at a time, until the room is used up;
-// slow ones have slowRoom between them.
+// divide hands out limit rows: one to each, then as many rounds as it takes to
+// use up limit or the room; slow ones have slowRoom between them.
 func divide(shares []share, limit, slowRoom int) {
-	for {
+	for each := 1; limit > 0; {
 		open := 0
-		for i := range shares {
-			if shares[i].wants(slowRoom) {
-				open++
-			}
-		}
-		if open == 0 || limit == 0 {
-			return
-		}
-		each := max(1, limit/open)
 		for i := range shares {
 			s := &shares[i]
 			if limit == 0 || !s.wants(slowRoom) {
 				continue
 			}
+			open++
 			n := min(each, s.room, limit)
 			if s.slow {
 				n = min(n, slowRoom)
@@ -223,6 +215,10 @@ func divide(shares []share, limit, slowRoom int) {
 			s.room -= n
 			limit -= n
 		}
+		if open == 0 {
+			return
+		}
+		each = max(1, limit/open)
 	}
 }
 

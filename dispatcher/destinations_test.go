@@ -1,0 +1,206 @@
+package dispatcher
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// quotas adds up what a choice gives to each destination.
+func quotas(shares []share) (sum int, by map[string]int) {
+	by = map[string]int{}
+	for _, s := range shares {
+		by[s.of.name] += s.quota
+		sum += s.quota
+	}
+	return sum, by
+}
+
+// prove lets a destination answer once, within a second or not.
+func prove(ds *destinations, name string, took time.Duration) {
+	ds.mark(name)
+	now := time.Now().Add(-took)
+	for _, s := range ds.choose(1, now) {
+		if s.of.name != name {
+			panic("another destination was waiting")
+		}
+		for _, f := range ds.take(s, 1, floor{}, now, 0) {
+			ds.land(f, true)
+		}
+	}
+	ds.choose(1, now) // takes it out of the line again
+}
+
+func TestLoneQuickDestinationGetsAllButTheReserve(t *testing.T) {
+	ds := newDestinations(64)
+	prove(ds, "quick", 0)
+	ds.mark("quick")
+	if sum, _ := quotas(ds.choose(1000, time.Now())); sum != 56 {
+		t.Errorf("%d of 64 slots, want 56", sum)
+	}
+}
+
+func TestSlowDestinationHoldsAQuarter(t *testing.T) {
+	ds := newDestinations(64)
+	prove(ds, "slow", 2*time.Second)
+	ds.mark("slow")
+	if sum, _ := quotas(ds.choose(1000, time.Now())); sum != 16 {
+		t.Errorf("%d of 64 slots, want 16", sum)
+	}
+}
+
+// A quick destination that hangs becomes slow while its requests are out.
+func TestQuickDestinationThatHangsIsSlow(t *testing.T) {
+	ds := newDestinations(64)
+	prove(ds, "a", 0)
+	ds.mark("a")
+	now := time.Now()
+	for _, s := range ds.choose(20, now) {
+		ds.take(s, s.quota, floor{}, now, 0)
+	}
+	ds.mark("a")
+	if sum, _ := quotas(ds.choose(1000, now.Add(500*time.Millisecond))); sum != 36 {
+		t.Errorf("%d slots while it is quick, want 36", sum)
+	}
+	ds.mark("a")
+	if sum, _ := quotas(ds.choose(1000, now.Add(2*time.Second))); sum != 0 {
+		t.Errorf("%d slots while twenty of its requests hang, want none", sum)
+	}
+}
+
+func TestRowsAreDividedEvenly(t *testing.T) {
+	ds := newDestinations(64)
+	for _, name := range []string{"a", "b", "c"} {
+		prove(ds, name, 0)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		ds.mark(name)
+	}
+	_, by := quotas(ds.choose(10, time.Now()))
+	for name, n := range by {
+		if n < 3 || n > 4 {
+			t.Errorf("%s gets %d of 10 rows", name, n)
+		}
+	}
+}
+
+// With one slot, destinations take turns.
+func TestTurns(t *testing.T) {
+	ds := newDestinations(1)
+	for i := range 5 {
+		ds.mark(fmt.Sprint(i))
+	}
+	var order string
+	for range 10 {
+		now := time.Now()
+		for _, s := range ds.choose(100, now) {
+			order += s.of.name
+			for _, f := range ds.take(s, 1, floor{}, now, 0) {
+				ds.land(f, true)
+			}
+		}
+	}
+	if order != "0123401234" {
+		t.Errorf("turns %s", order)
+	}
+}
+
+// What is marked while it is being claimed is not forgotten when the claim finds
+// nothing.
+func TestMarkDuringAClaimIsKept(t *testing.T) {
+	ds := newDestinations(8)
+	ds.mark("a")
+	shares := ds.choose(8, time.Now())
+	ds.mark("a")
+	ds.take(shares[0], 0, floor{}, time.Now(), 0)
+	if !ds.waiting() {
+		t.Error("the mark is lost")
+	}
+}
+
+func TestFloorAndSweep(t *testing.T) {
+	ds := newDestinations(8)
+	start := time.Now()
+	claim := func(at time.Time, last floor, n int) share {
+		ds.mark("a")
+		shares := ds.choose(1, at)
+		for _, f := range ds.take(shares[0], n, last, at, 10*time.Millisecond) {
+			ds.land(f, true)
+		}
+		return shares[0]
+	}
+	here, back := floor{start, 7}, floor{start.Add(-time.Hour), 3}
+	if s := claim(start, here, 1); !s.sweep || s.floor != (floor{}) {
+		t.Errorf("the first claim starts at %+v", s.floor)
+	}
+	if s := claim(start.Add(500*time.Millisecond), floor{}, 0); s.sweep || s.floor != here {
+		t.Errorf("the second claim starts at %+v, want %+v", s.floor, here)
+	}
+	if s := claim(start.Add(1100*time.Millisecond), back, 1); !s.sweep {
+		t.Error("no sweep after a second")
+	}
+	if s := claim(start.Add(1200*time.Millisecond), floor{}, 0); s.floor != back {
+		t.Errorf("the sweep did not move the floor back: %+v", s.floor)
+	}
+	ds.lookBack("a")
+	if s := claim(start.Add(1300*time.Millisecond), floor{}, 0); !s.sweep {
+		t.Error("no sweep after a row went back")
+	}
+}
+
+// Whatever comes and goes: no more slots are given than there are, quotas keep to
+// the limit, and the books are even at the end.
+func TestSlotsUnderRandomLoad(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	ds := newDestinations(32)
+	now := time.Now()
+	var out []*flight
+	for range 20_000 {
+		now = now.Add(time.Duration(rnd.IntN(50)) * time.Millisecond)
+		switch rnd.IntN(3) {
+		case 0:
+			ds.mark(fmt.Sprint(rnd.IntN(40)))
+		case 1:
+			limit := 1 + rnd.IntN(20)
+			free := ds.free()
+			shares := ds.choose(limit, now)
+			sum, _ := quotas(shares)
+			if sum > limit || sum > free {
+				t.Fatalf("%d rows for a limit of %d and %d free slots", sum, limit, free)
+			}
+			for _, s := range shares {
+				if s.quota < 1 {
+					t.Fatalf("a share of nothing")
+				}
+				if rnd.IntN(10) == 0 {
+					ds.putBack([]share{s})
+					continue
+				}
+				out = append(out, ds.take(s, rnd.IntN(s.quota+1), floor{now, 1}, now, time.Millisecond)...)
+			}
+		case 2:
+			for len(out) > 0 && rnd.IntN(4) > 0 {
+				i := rnd.IntN(len(out))
+				ds.land(out[i], rnd.IntN(2) == 0)
+				out[i] = out[len(out)-1]
+				out = out[:len(out)-1]
+			}
+		}
+		if ds.free() != 32-len(out) {
+			t.Fatalf("%d slots are free with %d in flight", ds.free(), len(out))
+		}
+	}
+	for _, f := range out {
+		ds.land(f, true)
+	}
+	if len(ds.active) != 0 || ds.free() != 32 {
+		t.Errorf("%d destinations active and %d slots free at the end", len(ds.active), ds.free())
+	}
+	ds.forget(now.Add(time.Hour))
+	for _, d := range ds.known {
+		if !d.ready {
+			t.Errorf("%s is still known", d.name)
+		}
+	}
+}
