@@ -163,7 +163,7 @@ func (d *Dispatcher) readBreakers(ctx context.Context) (changed bool, err error)
 	changes := d.breakers.known.Replace(read)
 	for _, c := range changes {
 		if c.Reopened() {
-			d.destinations.mark(c.Now.Destination)
+			d.destinations.mark(c.Now.Destination, d.ramp() > 0)
 			hint(d.wakeups)
 		}
 		if c.Now.Watched && !c.Before.Watched {
@@ -409,7 +409,7 @@ func (d *Dispatcher) probed(c *claimed, e *ended) {
 				b.again[c.Destination] = true
 				b.mu.Unlock()
 			} else {
-				d.destinations.mark(c.Destination)
+				d.destinations.mark(c.Destination, d.ramp() > 0)
 			}
 			hint(d.wakeups)
 		})

@@ -12,9 +12,6 @@ import (
 // being sent.
 const inlinePayload = 16 << 10
 
-// ramp is how long after closing a breaker is still governed.
-const ramp = time.Minute
-
 // claimed is one row of claim.sql: a delivery that this process owns until its
 // lease runs out, with all that its request needs.
 type claimed struct {
@@ -50,32 +47,80 @@ type claimed struct {
 }
 
 // claim takes what is due for the shares, and returns the deliveries with the
-// flights that hold their slots.
+// flights that hold their slots. Governed ones are claimed apart.
 func (d *Dispatcher) claim(ctx context.Context, shares []share) ([]claimed, []*flight, error) {
-	names := make([]string, len(shares))
-	quotas := make([]int32, len(shares))
-	at := make([]time.Time, len(shares))
-	ids := make([]int64, len(shares))
-	for i, s := range shares {
-		names[i], quotas[i] = s.of.name, int32(s.quota)
-		at[i], ids[i] = s.floor.at, s.floor.id
+	plain := make([]share, 0, len(shares))
+	var governed []share
+	for _, s := range shares {
+		if s.governed {
+			governed = append(governed, s)
+		} else {
+			plain = append(plain, s)
+		}
+	}
+	rows, flights, err := d.claimPlain(ctx, plain)
+	if err != nil {
+		d.destinations.putBack(governed)
+		return nil, nil, err
+	}
+	more, theirs, err := d.claimGoverned(ctx, governed)
+	if err != nil {
+		if len(rows) == 0 {
+			return nil, nil, err
+		}
+		d.log.Error().Err(err).Msg("claiming for destinations with limits failed; trying again")
+	}
+	return append(rows, more...), append(flights, theirs...), nil
+}
+
+func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]claimed, []*flight, error) {
+	if len(shares) == 0 {
+		return nil, nil, nil
 	}
 	started := time.Now()
-	rows, err := query(ctx, d.db, "claim", pgx.StrictNamedArgs{
-		"destinations": names,
-		"quotas":       quotas,
-		"floors_at":    at,
-		"floors_id":    ids,
-		"dispatcher":   d.id,
-		"timeout":      d.cfg.Timeout,
-		"margin":       d.cfg.LeaseMargin,
-		"inline":       inlinePayload,
-	}, pgx.RowToStructByName[claimed])
+	rows, err := query(ctx, d.db, "claim", d.claimArgs(shares, false), pgx.RowToStructByName[claimed])
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err
 	}
 	cost := time.Since(started)
+	return rows, board(rows, shares, func(s share, n int, last floor) []*flight {
+		return d.destinations.take(s, n, last, started, cost)
+	}), nil
+}
+
+func (d *Dispatcher) claimArgs(shares []share, governed bool) pgx.StrictNamedArgs {
+	names, quotas := wanted(shares)
+	at := make([]time.Time, len(shares))
+	ids := make([]int64, len(shares))
+	for i, s := range shares {
+		at[i], ids[i] = s.floor.at, s.floor.id
+	}
+	return pgx.StrictNamedArgs{
+		"destinations": names,
+		"quotas":       quotas,
+		"floors_at":    at,
+		"floors_id":    ids,
+		"governed":     governed,
+		"ramp":         d.ramp(),
+		"dispatcher":   d.id,
+		"timeout":      d.cfg.Timeout,
+		"margin":       d.cfg.LeaseMargin,
+		"inline":       inlinePayload,
+	}
+}
+
+func wanted(shares []share) (names []string, quotas []int32) {
+	names, quotas = make([]string, len(shares)), make([]int32, len(shares))
+	for i, s := range shares {
+		names[i], quotas[i] = s.of.name, int32(s.quota)
+	}
+	return names, quotas
+}
+
+// board gives each claimed row the flight that holds its slot. Take is told
+// how many rows a share brought and where the last of them lies.
+func board(rows []claimed, shares []share, take func(s share, n int, last floor) []*flight) []*flight {
 	byName := make(map[string][]int, len(shares))
 	for i := range rows {
 		byName[rows[i].Destination] = append(byName[rows[i].Destination], i)
@@ -88,11 +133,11 @@ func (d *Dispatcher) claim(ctx context.Context, shares []share) ([]claimed, []*f
 			row := rows[mine[len(mine)-1]]
 			last = floor{row.NextAttemptAt, row.ID}
 		}
-		for i, f := range d.destinations.take(s, len(mine), last, started, cost) {
+		for i, f := range take(s, len(mine), last) {
 			flights[mine[i]] = f
 		}
 	}
-	return rows, flights, nil
+	return flights
 }
 
 // found is one row of find.sql.
@@ -100,6 +145,7 @@ type found struct {
 	N           int
 	Destination string
 	Due         bool
+	Orphaned    bool
 	Governed    bool
 }
 
@@ -112,14 +158,14 @@ func (d *Dispatcher) find(ctx context.Context) (ended bool, err error) {
 	rows, err := query(ctx, d.db, "find", pgx.StrictNamedArgs{
 		"after": d.foundUpTo,
 		"steps": steps,
-		"ramp":  ramp,
+		"ramp":  d.ramp(),
 	}, pgx.RowToStructByName[found])
 	if err != nil {
 		return false, err
 	}
 	for _, row := range rows {
 		if row.Due {
-			d.destinations.mark(row.Destination)
+			d.destinations.mark(row.Destination, row.Governed)
 		}
 	}
 	if len(rows) < steps {
@@ -134,6 +180,7 @@ func (d *Dispatcher) find(ctx context.Context) (ended bool, err error) {
 type newer struct {
 	Destination *string
 	Seen        *int64
+	Governed    bool
 }
 
 // fresh looks for deliveries written since it last looked, and says for how long
@@ -142,13 +189,14 @@ func (d *Dispatcher) fresh(ctx context.Context, quiet time.Duration) error {
 	rows, err := query(ctx, d.db, "fresh", pgx.StrictNamedArgs{
 		"seen":     d.seen,
 		"quiet_us": quiet.Microseconds(),
+		"ramp":     d.ramp(),
 	}, pgx.RowToStructByName[newer])
 	if err != nil {
 		return err
 	}
 	for _, row := range rows {
 		if row.Destination != nil {
-			d.destinations.mark(*row.Destination)
+			d.destinations.mark(*row.Destination, row.Governed)
 		} else {
 			d.seen = *row.Seen
 		}

@@ -22,6 +22,7 @@ type destinations struct {
 	known    map[string]*destination
 	active   map[*destination]struct{} // those that hold slots
 	ready    []*destination            // those believed to have something due, in turn
+	later    waitingLine               // governed ones that have something due and may not have it yet
 	freed    chan struct{}             // a slot came free; holds one
 }
 
@@ -34,6 +35,14 @@ type destination struct {
 	quick    bool // the last answer came within slowAfter
 	ready    bool
 	used     time.Time
+	governed bool // its claims are counted over all dispatchers
+
+	// While it waits: until when, and whether a lease that ends may end the
+	// wait earlier.
+	again   time.Time
+	capped  bool
+	place   int // in the waiting line
+	endings int // of leases, while governed
 
 	// Where live rows began when last claimed, and when that was last looked
 	// at from the very beginning.
@@ -63,6 +72,9 @@ type share struct {
 	slow  bool
 	floor floor
 	sweep bool // from the very beginning
+
+	governed bool
+	endings  int
 }
 
 func newDestinations(slots int) *destinations {
@@ -74,14 +86,21 @@ func newDestinations(slots int) *destinations {
 	}
 }
 
-// mark says that a destination has something due.
-func (ds *destinations) mark(name string) {
+// mark says that a destination has something due, and whether it is governed.
+func (ds *destinations) mark(name string, governed bool) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	d := ds.known[name]
 	if d == nil {
 		d = &destination{name: name}
 		ds.known[name] = d
+	}
+	d.governed = governed
+	if d.waits() {
+		if governed {
+			return
+		}
+		ds.later.leave(d)
 	}
 	ds.queue(d)
 }
@@ -120,9 +139,10 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 	held, most := ds.slowInFlight(now), max(1, ds.slots*3/4)
 	slowRoom := most - held
 	trials := ds.slots - ds.slots/8 - max(held, most)
+	ds.endWaits(now)
 	var shares []share
 	var blocked []*destination
-	looked, slow := 0, 0
+	looked, slow, governed := 0, 0, 0
 	for _, d := range ds.ready {
 		if len(shares) >= limit {
 			break
@@ -132,6 +152,8 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 		s.room = ds.allowance(d, s.slow)
 		switch {
 		case s.room <= 0:
+		case s.governed && governed >= governedAtOnce:
+			s.room = 0
 		case !s.slow:
 		case slow < slowRoom:
 			slow++
@@ -145,6 +167,9 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 			blocked = append(blocked, d)
 			continue
 		}
+		if s.governed {
+			governed++
+		}
 		d.ready = false
 		shares = append(shares, s)
 	}
@@ -157,7 +182,7 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 // to look there again: a transaction may have committed rows older than the
 // floor. The costlier that is, the more rarely.
 func (d *destination) share(now time.Time) share {
-	s := share{of: d, slow: !d.isQuick(now)}
+	s := share{of: d, slow: !d.isQuick(now), governed: d.governed, endings: d.endings}
 	if now.Sub(d.swept) > max(time.Second, 20*d.sweepCost) {
 		s.sweep = true
 	} else {
@@ -233,6 +258,13 @@ func (s *share) wants(slowRoom int) bool {
 func (ds *destinations) take(s share, n int, last floor, now time.Time, cost time.Duration) []*flight {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
+	if n == s.quota {
+		ds.queue(s.of)
+	}
+	return ds.takeOff(s, n, last, now, cost)
+}
+
+func (ds *destinations) takeOff(s share, n int, last floor, now time.Time, cost time.Duration) []*flight {
 	d := s.of
 	if s.sweep {
 		d.swept, d.sweepCost = now, cost
@@ -240,9 +272,6 @@ func (ds *destinations) take(s share, n int, last floor, now time.Time, cost tim
 	if n > 0 {
 		d.floor = last
 		ds.active[d] = struct{}{}
-	}
-	if n == s.quota {
-		ds.queue(d)
 	}
 	flights := make([]*flight, n)
 	for i := range flights {
@@ -299,7 +328,7 @@ func (ds *destinations) forget(now time.Time) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	for name, d := range ds.known {
-		if d.inFlight == 0 && !d.ready && now.Sub(d.used) > forgetAfter {
+		if d.inFlight == 0 && !d.ready && !d.waits() && now.Sub(d.used) > forgetAfter {
 			delete(ds.known, name)
 		}
 	}

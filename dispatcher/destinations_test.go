@@ -19,7 +19,7 @@ func quotas(shares []share) (sum int, by map[string]int) {
 
 // prove lets a destination answer once, within a second or not.
 func prove(ds *destinations, name string, took time.Duration) {
-	ds.mark(name)
+	ds.mark(name, false)
 	now := time.Now().Add(-took)
 	for _, s := range ds.choose(1, now) {
 		if s.of.name != name {
@@ -35,7 +35,7 @@ func prove(ds *destinations, name string, took time.Duration) {
 func TestLoneQuickDestinationGetsAllButTheReserve(t *testing.T) {
 	ds := newDestinations(64)
 	prove(ds, "quick", 0)
-	ds.mark("quick")
+	ds.mark("quick", false)
 	if sum, _ := quotas(ds.choose(1000, time.Now())); sum != 56 {
 		t.Errorf("%d of 64 slots, want 56", sum)
 	}
@@ -44,7 +44,7 @@ func TestLoneQuickDestinationGetsAllButTheReserve(t *testing.T) {
 func TestSlowDestinationHoldsAQuarter(t *testing.T) {
 	ds := newDestinations(64)
 	prove(ds, "slow", 2*time.Second)
-	ds.mark("slow")
+	ds.mark("slow", false)
 	if sum, _ := quotas(ds.choose(1000, time.Now())); sum != 16 {
 		t.Errorf("%d of 64 slots, want 16", sum)
 	}
@@ -54,16 +54,16 @@ func TestSlowDestinationHoldsAQuarter(t *testing.T) {
 func TestQuickDestinationThatHangsIsSlow(t *testing.T) {
 	ds := newDestinations(64)
 	prove(ds, "a", 0)
-	ds.mark("a")
+	ds.mark("a", false)
 	now := time.Now()
 	for _, s := range ds.choose(20, now) {
 		ds.take(s, s.quota, floor{}, now, 0)
 	}
-	ds.mark("a")
+	ds.mark("a", false)
 	if sum, _ := quotas(ds.choose(1000, now.Add(500*time.Millisecond))); sum != 36 {
 		t.Errorf("%d slots while it is quick, want 36", sum)
 	}
-	ds.mark("a")
+	ds.mark("a", false)
 	if sum, _ := quotas(ds.choose(1000, now.Add(2*time.Second))); sum != 0 {
 		t.Errorf("%d slots while twenty of its requests hang, want none", sum)
 	}
@@ -75,7 +75,7 @@ func TestRowsAreDividedEvenly(t *testing.T) {
 		prove(ds, name, 0)
 	}
 	for _, name := range []string{"a", "b", "c"} {
-		ds.mark(name)
+		ds.mark(name, false)
 	}
 	_, by := quotas(ds.choose(10, time.Now()))
 	for name, n := range by {
@@ -89,7 +89,7 @@ func TestRowsAreDividedEvenly(t *testing.T) {
 func TestTurns(t *testing.T) {
 	ds := newDestinations(1)
 	for i := range 5 {
-		ds.mark(fmt.Sprint(i))
+		ds.mark(fmt.Sprint(i), false)
 	}
 	var order string
 	for range 10 {
@@ -110,9 +110,9 @@ func TestTurns(t *testing.T) {
 // nothing.
 func TestMarkDuringAClaimIsKept(t *testing.T) {
 	ds := newDestinations(8)
-	ds.mark("a")
+	ds.mark("a", false)
 	shares := ds.choose(8, time.Now())
-	ds.mark("a")
+	ds.mark("a", false)
 	ds.take(shares[0], 0, floor{}, time.Now(), 0)
 	if !ds.waiting() {
 		t.Error("the mark is lost")
@@ -123,7 +123,7 @@ func TestFloorAndSweep(t *testing.T) {
 	ds := newDestinations(8)
 	start := time.Now()
 	claim := func(at time.Time, last floor, n int) share {
-		ds.mark("a")
+		ds.mark("a", false)
 		shares := ds.choose(1, at)
 		for _, f := range ds.take(shares[0], n, last, at, 10*time.Millisecond) {
 			ds.land(f, true)
@@ -160,7 +160,7 @@ func TestSlotsUnderRandomLoad(t *testing.T) {
 		now = now.Add(time.Duration(rnd.IntN(50)) * time.Millisecond)
 		switch rnd.IntN(3) {
 		case 0:
-			ds.mark(fmt.Sprint(rnd.IntN(40)))
+			ds.mark(fmt.Sprint(rnd.IntN(40)), false)
 		case 1:
 			limit := 1 + rnd.IntN(20)
 			free := ds.free()

@@ -235,7 +235,7 @@ func (d *Dispatcher) register(ctx context.Context) error {
 func (d *Dispatcher) dispatch(ctx, work context.Context) {
 	idle, failures := minIdle, 0
 	for ctx.Err() == nil {
-		n, err := d.round(ctx, work)
+		n, asked, err := d.round(ctx, work)
 		d.busy = n > 0
 		switch {
 		case ctx.Err() != nil:
@@ -250,39 +250,42 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 				d.log.Info().Int("failures", failures).Msg("claiming again")
 			}
 			idle, failures = minIdle, 0
+		case asked: // others may be in the line
+			failures = 0
 		default:
 			failures = 0
-			d.await(ctx, idle)
+			d.await(ctx, d.destinations.untilNext(time.Now(), idle))
 			idle = min(2*idle, d.cfg.PollInterval)
 		}
 	}
 }
 
 // round looks for due work and starts what there are slots for. It returns how
-// many deliveries it started.
-func (d *Dispatcher) round(ctx, work context.Context) (int, error) {
+// many deliveries it started, and whether there was somebody to ask for them:
+// who had none has left the line.
+func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err error) {
 	d.awaitSlots(ctx)
 	if err := d.look(ctx); err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	probes, err := d.probe(ctx, work)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	shares := d.destinations.choose(d.cfg.Batch, time.Now())
 	if len(shares) == 0 {
-		return probes, nil
+		return probes, false, nil
 	}
 	// A claim that was sent is not cancelled: nobody would know whether its
 	// rows are ours.
 	rows, flights, err := d.claim(context.WithoutCancel(ctx), shares)
 	if err != nil {
-		return 0, err
+		return 0, true, err
 	}
 	for i := range rows {
 		d.begin(job{ctx, work, &rows[i], flights[i]})
 	}
-	return probes + len(rows), nil
+	return probes + len(rows), true, nil
 }
 
 // job is a claimed delivery and the slot it holds.

@@ -74,10 +74,11 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 				atMost int // rows
 			}{
 				{"find", pgx.NamedArgs{"after": "", "steps": 20, "ramp": time.Minute}, 150, 20},
-				{"fresh", pgx.NamedArgs{"seen": newest - 20, "quiet_us": int64(0)}, 30, 22},
+				{"fresh", pgx.NamedArgs{"seen": newest - 20, "quiet_us": int64(0), "ramp": time.Minute}, 30, 22},
 				{"claim", pgx.NamedArgs{
 					"destinations": []string{ninety, "https://h100.example"}, "quotas": []int32{8, 2},
 					"floors_at": []time.Time{{}, {}}, "floors_id": []int64{0, 0},
+					"governed": false, "ramp": time.Minute,
 					"dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250, 10},
 				{"record", recordArgs(newest, 10), 150, 10},
 				{"expire", pgx.NamedArgs{"since": time.Time{}}, 20, 1},

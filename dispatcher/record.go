@@ -132,6 +132,9 @@ func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisec
 func (d *Dispatcher) recorded(batch []ended) {
 	for i := range batch {
 		o := &batch[i]
+		if d.destinations.leaseEnded(o.c.Destination) {
+			hint(d.wakeups)
+		}
 		line := d.log.Debug()
 		switch o.verdict {
 		case verdictRetry, verdictRelease:

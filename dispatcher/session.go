@@ -106,47 +106,75 @@ func behindPooler(ctx context.Context, config *pgx.ConnConfig) (bool, error) {
 
 // query runs the statement of sql/<verb>.sql in a transaction of its own and
 // returns its rows.
-func query[T any](ctx context.Context, db *database, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) ([]T, error) {
+func query[T any](ctx context.Context, db *database, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) (found []T, err error) {
+	err = db.with(ctx, verb, func(conn *pgx.Conn) error {
+		if db.pooled {
+			return db.together(ctx, conn, collect(verb, args, &found, row))
+		}
+		rows, _ := conn.Query(ctx, db.text[verb], args)
+		found, err = pgx.CollectRows(rows, row)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// statement is one of several that run in one transaction.
+type statement struct {
+	verb string
+	args pgx.StrictNamedArgs
+	read func(pgx.Rows) error
+}
+
+// collect is a statement whose rows are put into found.
+func collect[T any](verb string, args pgx.StrictNamedArgs, found *[]T, row pgx.RowToFunc[T]) statement {
+	return statement{verb, args, func(rows pgx.Rows) (err error) {
+		*found, err = pgx.CollectRows(rows, row)
+		return err
+	}}
+}
+
+// transact runs statements in one transaction and one round trip. Each sees
+// what was committed before it began.
+func transact(ctx context.Context, db *database, name string, statements ...statement) error {
+	return db.with(ctx, name, func(conn *pgx.Conn) error { return db.together(ctx, conn, statements...) })
+}
+
+// with lends a connection.
+func (db *database) with(ctx context.Context, name string, use func(*pgx.Conn) error) error {
 	acquire, cancel := context.WithTimeout(ctx, acquireTimeout)
 	conn, err := db.pool.Acquire(acquire)
 	cancel()
 	db.pacer.note(err)
 	if err != nil {
-		return nil, fmt.Errorf("%s: connection: %w", verb, err)
+		return fmt.Errorf("%s: connection: %w", name, err)
 	}
 	defer conn.Release()
-	var found []T
-	if db.pooled {
-		found, err = queryPooled(ctx, conn.Conn(), db.text[verb], args, row)
-	} else {
-		rows, _ := conn.Query(ctx, db.text[verb], args)
-		found, err = pgx.CollectRows(rows, row)
-	}
-	if err != nil {
+	if err := use(conn.Conn()); err != nil {
 		if code := sqlstate(err); code == readOnly {
 			// The server was demoted: this session will never write again.
 			_ = conn.Conn().Close(ctx)
 		}
-		return nil, fmt.Errorf("%s: %w", verb, err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	return found, nil
+	return nil
 }
 
-// queryPooled sends settings and statement as one pipeline, in one
-// transaction, so that both run on the same backend.
-func queryPooled[T any](ctx context.Context, conn *pgx.Conn, text string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) (found []T, err error) {
+// together sends statements as one pipeline in one transaction. Behind a
+// pooler the settings come first, so that they are made on the same backend.
+func (db *database) together(ctx context.Context, conn *pgx.Conn, statements ...statement) error {
 	batch := &pgx.Batch{}
 	batch.Queue(`begin isolation level read committed`)
-	batch.Queue(settings, pgx.NamedArgs{"local": true})
-	batch.Queue(text, args).Query(func(rows pgx.Rows) error {
-		found, err = pgx.CollectRows(rows, row)
-		return err
-	})
-	batch.Queue(`commit`)
-	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
-		return nil, err
+	if db.pooled {
+		batch.Queue(settings, pgx.NamedArgs{"local": true})
 	}
-	return found, nil
+	for _, s := range statements {
+		batch.Queue(db.text[s.verb], s.args).Query(s.read)
+	}
+	batch.Queue(`commit`)
+	return conn.SendBatch(ctx, batch).Close()
 }
 
 // SQLSTATEs that change what is done next.

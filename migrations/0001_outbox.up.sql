@@ -26,6 +26,7 @@ create table postern.endpoint (
   headers         jsonb,
   timeout         interval,
   max_in_flight   integer,
+  capped_since    timestamptz,
   rate_limit      double precision,
   rate_burst      integer,
   max_attempts    integer,
@@ -40,8 +41,8 @@ create table postern.endpoint (
     check (style in ('standard', 'plain', 'github', 'stripe')),
   constraint "timeout is between 100 ms and 5 minutes"
     check (timeout between interval '100 ms' and interval '5 minutes'),
-  constraint "max_in_flight is at least 1"
-    check (max_in_flight >= 1),
+  constraint "max_in_flight is between 1 and 10000"
+    check (max_in_flight between 1 and 10000),
   constraint "rate_limit is above 0 a second, rate_burst at least 1"
     check (rate_limit > 0 and rate_limit < 1e6 and rate_burst >= 1),
   constraint "max_attempts of an endpoint is between 1 and 1000"

@@ -190,6 +190,7 @@ CREATE TABLE postern.endpoint (
     headers jsonb,
     timeout interval,
     max_in_flight integer,
+    capped_since timestamp with time zone,
     rate_limit double precision,
     rate_burst integer,
     max_attempts integer,
@@ -199,7 +200,7 @@ CREATE TABLE postern.endpoint (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT "backoff is above 0 and at most 7 days" CHECK (((backoff_base > '00:00:00'::interval) AND (backoff_base <= '7 days'::interval) AND (backoff_cap > '00:00:00'::interval) AND (backoff_cap <= '7 days'::interval))),
     CONSTRAINT "max_attempts of an endpoint is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "max_in_flight is at least 1" CHECK ((max_in_flight >= 1)),
+    CONSTRAINT "max_in_flight is between 1 and 10000" CHECK (((max_in_flight >= 1) AND (max_in_flight <= 10000))),
     CONSTRAINT "rate_limit is above 0 a second, rate_burst at least 1" CHECK (((rate_limit > (0)::double precision) AND (rate_limit < ('1000000'::numeric)::double precision) AND (rate_burst >= 1))),
     CONSTRAINT "status is active, paused, disabled or deleted" CHECK ((status = ANY (ARRAY['active'::text, 'paused'::text, 'disabled'::text, 'deleted'::text]))),
     CONSTRAINT "style is standard, plain, github or stripe" CHECK ((style = ANY (ARRAY['standard'::text, 'plain'::text, 'github'::text, 'stripe'::text]))),
@@ -593,6 +594,26 @@ $$;
 
 COMMENT ON FUNCTION postern.end_lease() IS 'Trigger: a delivery that is no longer pending is nobody''s.';
 
+CREATE FUNCTION postern.endpoint_changes() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  if new.max_in_flight is null then
+    new.capped_since := null;
+  elsif tg_op = 'INSERT' or old.max_in_flight is null then
+    new.capped_since := clock_timestamp();
+  end if;
+  return new;
+end
+$$;
+
+CREATE FUNCTION postern.endpoint_of(destination text) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $_$
+  select case when destination ~ '^ep_[0-9]{1,18}$' then substr(destination, 4)::bigint end
+$_$;
+
 CREATE FUNCTION postern.enqueue(OUT id bigint, event_type text, payload text, target_url text DEFAULT NULL::text, tenant text DEFAULT ''::text, idempotency_key text DEFAULT NULL::text, INOUT message_id text DEFAULT NULL::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT NULL::jsonb, deliver_after timestamp with time zone DEFAULT NULL::timestamp with time zone, expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, OUT is_new boolean) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -679,6 +700,14 @@ end
 $$;
 
 COMMENT ON FUNCTION postern.fan_out() IS 'Trigger: writes the deliveries of new messages, and wakes a dispatcher that asked for it.';
+
+CREATE FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select endpoint.max_in_flight is not null
+      or endpoint.rate_limit is not null
+      or postern.ramp_share(breaker, ramp) is not null
+$$;
 
 CREATE FUNCTION postern.hold(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
@@ -787,6 +816,17 @@ end
 $_$;
 
 COMMENT ON FUNCTION postern.pause(destination text, reason text) IS 'Stops sending to a destination until postern.resume: an endpoint is paused, an origin''s breaker is forced open. What is in flight ends by itself; no attempt is used and nothing is lost.';
+
+CREATE FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) RETURNS integer
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select case
+           when breaker.state = 'closed'
+            and breaker.closed_at > now() - ramp
+            and (breaker.forced is null or breaker.forced_until <= now())
+           then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
+         end
+$$;
 
 CREATE FUNCTION postern.refuse_update() RETURNS trigger
     LANGUAGE plpgsql
@@ -1458,6 +1498,19 @@ COMMENT ON COLUMN postern.evidence.unreachable IS 'Attempts in a row, up to the 
 
 COMMENT ON COLUMN postern.evidence.stuck IS 'All slots that the dispatcher may give it are taken, and it gets through far less than usual.';
 
+CREATE TABLE postern.governor (
+    destination text NOT NULL,
+    leases bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+    epoch timestamp with time zone,
+    since timestamp with time zone,
+    gathered_at timestamp with time zone,
+    tokens double precision,
+    refilled_at timestamp with time zone DEFAULT now() NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
+
+COMMENT ON TABLE postern.governor IS 'Destinations whose claims are counted over all dispatchers: leases out, tokens left.';
+
 CREATE VIEW postern.held_snapshot AS
  SELECT holder.kind,
     holder.who,
@@ -1739,6 +1792,9 @@ ALTER TABLE ONLY postern.endpoint
 ALTER TABLE ONLY postern.evidence
     ADD CONSTRAINT evidence_pkey PRIMARY KEY (destination, dispatcher);
 
+ALTER TABLE ONLY postern.governor
+    ADD CONSTRAINT governor_pkey PRIMARY KEY (destination);
+
 ALTER TABLE ONLY postern.journal
     ADD CONSTRAINT journal_pkey PRIMARY KEY (id);
 
@@ -1778,6 +1834,8 @@ CREATE TRIGGER end_change AFTER UPDATE ON postern.message FOR EACH STATEMENT EXE
 
 CREATE TRIGGER end_lease BEFORE UPDATE OF status ON postern.delivery FOR EACH ROW WHEN (((new.status <> 'pending'::text) AND (new.claim_id IS NOT NULL))) EXECUTE FUNCTION postern.end_lease();
 
+CREATE TRIGGER endpoint_changes BEFORE INSERT OR UPDATE OF max_in_flight, capped_since ON postern.endpoint FOR EACH ROW EXECUTE FUNCTION postern.endpoint_changes();
+
 CREATE TRIGGER fan_out AFTER INSERT ON postern.outbox REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION postern.fan_out();
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
@@ -1798,9 +1856,15 @@ REVOKE ALL ON FUNCTION postern.end_change() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.end_lease() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.endpoint_changes() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.endpoint_of(destination text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.estimate_backlog(destination text, comparison text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.fan_out() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
 
@@ -1809,6 +1873,8 @@ REVOKE ALL ON FUNCTION postern.note_change(kind text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.pause(destination text, reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.refuse_update() FROM PUBLIC;
 

@@ -9,7 +9,10 @@ last seen, so that dead index entries before them, which vacuum cannot free
 while some transaction keeps its snapshot, are not stepped over again.
 
 Doors are checked once more, since the list of destinations may be older than
-an operator's UPDATE. A governed destination is claimed elsewhere.
+an operator's UPDATE. Governed destinations, whose claims are counted over all
+dispatchers, are claimed with @governed only, in the transaction in which
+govern.sql holds their control rows and allow.sql has said how many; the others
+only without.
 
 Rows of one statement never come back twice and never exceed the quota: the
 limit works inside a materialized step, and skip locked leaves a row that
@@ -21,13 +24,27 @@ again.
 with quick as materialized (
   select set_config('synchronous_commit', 'off', true)
 ),
+allowance as materialized (
+  select a.destination, a.allowed, a.leases, a.tokens
+    from jsonb_to_recordset(case when @governed::boolean then nullif(current_setting('outbox.allowed', true), '')::jsonb end)
+         as a (destination text, allowed integer, leases bigint[], tokens double precision)
+),
 wanted as materialized (
-  select w.destination, w.quota, w.floor_at, w.floor_id, coalesce(b.generation, 0) as generation
+  select w.destination,
+         case when @governed then coalesce((select a.allowed from allowance a where a.destination = w.destination), 0)
+              else w.quota
+         end as quota,
+         w.floor_at,
+         w.floor_id,
+         coalesce(b.generation, 0) as generation
     from unnest(@destinations::text[], @quotas::integer[], @floors_at::timestamptz[], @floors_id::bigint[])
          as w (destination, quota, floor_at, floor_id)
    cross join quick
     left join postern.breaker b on b.destination = w.destination
+    left join postern.endpoint e on e.id = postern.endpoint_of(w.destination)
    where postern.passes(b)
+     and coalesce(e.status = 'active', postern.endpoint_of(w.destination) is null)
+     and postern.governed(e, b, @ramp) = @governed
 ),
 due as materialized (
   select picked.id
@@ -54,6 +71,16 @@ claimed as (
     from due
    where d.id = due.id
   returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.last_error
+),
+charged as (
+  update postern.governor g
+     set leases      = a.leases || c.ids,
+         tokens      = a.tokens - c.n,
+         refilled_at = greatest(now(), least(g.refilled_at, now() + interval '1 s'))
+    from allowance a
+    join (select destination, array_agg(id) as ids, count(*) as n from claimed group by destination) c
+      on c.destination = a.destination
+   where g.destination = a.destination
 )
 select c.id,
        c.claim_id,

@@ -6,8 +6,10 @@ so that a claim never pays for all of them; `last` is where to go on, and a
 scan that came to the end has looked at fewer than @steps.
 
 A destination is `governed` when its claims must be counted over all
-dispatchers: a cap or rate of its endpoint, a breaker that may be probed or
-that closed less than @ramp ago.
+dispatchers: a cap or rate of its endpoint, a breaker that closed less than
+@ramp ago.
+
+It is `orphaned` when its endpoint is deleted: what waits for it is cancelled.
 
 Zero rows: no pending delivery lies beyond @after.
 */
@@ -35,10 +37,9 @@ select step.n,
        step.destination,
        step.next_attempt_at <= now()
          and postern.passes(b)
-         and coalesce(e.status, 'active') = 'active' as due,
-       e.max_in_flight is not null
-         or e.rate_limit is not null
-         or (b.forced is null and (b.state <> 'closed' or b.closed_at > now() - @ramp::interval)) is true as governed
+         and coalesce(e.status = 'active', step.endpoint_id is null) as due,
+       step.endpoint_id is not null and coalesce(e.status = 'deleted', true) as orphaned,
+       postern.governed(e, b, @ramp) as governed
   from step
   left join postern.breaker b on b.destination = step.destination
   left join postern.endpoint e on e.id = step.endpoint_id

@@ -9,6 +9,8 @@ this process is about to look again anyway. It writes only where that makes a
 difference, and never takes back the few milliseconds that inserts themselves
 leave between two notifications.
 
+`governed` is as in find.sql.
+
 One row without a destination says up to where it looked; zero rows: there is
 nothing newer.
 */
@@ -33,10 +35,13 @@ tail as materialized (
       limit 1000
    ) d
 )
-select null as destination, max(id) as seen
+select null as destination, max(id) as seen, false as governed
   from tail
 having max(id) is not null
  union all
-(select distinct destination, null::bigint
-  from tail
- where next_attempt_at <= now())
+select t.destination,
+       null,
+       postern.governed(e, b, @ramp)
+  from (select distinct destination from tail where next_attempt_at <= now()) t
+  left join postern.breaker b on b.destination = t.destination
+  left join postern.endpoint e on e.id = postern.endpoint_of(t.destination)

@@ -15,7 +15,7 @@ with door as materialized (
   select b.destination, b.generation, b.trips
     from unnest(@destinations::text[]) as w (destination)
     join postern.breaker b on b.destination = w.destination
-    left join postern.endpoint e on e.id = case when w.destination ~ '^ep_[0-9]{1,18}$' then substr(w.destination, 4)::bigint end
+    left join postern.endpoint e on e.id = postern.endpoint_of(w.destination)
    cross join lateral (
      select from postern.delivery d
       where d.status = 'pending'
@@ -31,6 +31,13 @@ with door as materialized (
      and coalesce(b.probe_until <= now(), true)
      and coalesce(b.hold_until <= now(), true)
      and coalesce(e.status, 'active') = 'active'
+     and (e.max_in_flight is null
+          or e.max_in_flight > (select count(*)
+                                  from postern.governor g
+                                 cross join unnest(g.leases) as known (id)
+                                  join postern.delivery d on d.id = known.id
+                                 where g.destination = b.destination
+                                   and d.leased_until >= now()))
    limit @quota
      for update of b skip locked
 ),

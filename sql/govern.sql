@@ -1,0 +1,32 @@
+/*
+Takes the control rows of governed destinations, making those that are missing,
+and remembers which it got for the statements that follow in its transaction:
+they see everything that earlier holders of the rows committed. One that
+another dispatcher holds is left to it, so nobody waits, except for a row that
+another is making.
+
+One row: the destinations that are held.
+*/
+with made as (
+  insert into postern.governor (destination)
+  select distinct w.destination
+    from unnest(@destinations::text[]) as w (destination)
+   where not exists (select from postern.governor g where g.destination = w.destination)
+   order by w.destination
+      on conflict do nothing
+  returning destination
+),
+found as materialized (
+  select destination
+    from postern.governor
+   where destination = any (@destinations::text[])
+   order by destination
+     for no key update skip locked
+),
+held as (
+  select destination from made
+   union all
+  select destination from found
+)
+select set_config('outbox.governed', coalesce(array_agg(destination), '{}')::text, true)
+  from held
