@@ -75,6 +75,9 @@ func (b binary) start(db *database, secret signature.Secret, n int) (*fleet, err
 		"POSTERN_TIMEOUT=5s",
 		"POSTERN_BACKOFF_BASE=500ms",
 		"POSTERN_BACKOFF_CAP=2s",
+		"POSTERN_BREAKER_COOLDOWN=2s",
+		"POSTERN_BREAKER_COOLDOWN_CAP=3s",
+		"POSTERN_BREAKER_RAMP=5s",
 		"POSTERN_SHUTDOWN_GRACE=2s",
 		"POSTERN_LOG_FORMAT=json",
 	)

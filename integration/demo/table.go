@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // tally is what came of one receiver's messages. What was committed and what
@@ -15,7 +17,8 @@ import (
 type tally struct {
 	committed, rolledBack int
 	received              int // messages, each counted once
-	delivered, retried    int // by the log of attempts
+	delivered             int // by the log of attempts
+	retried               int // attempts beyond the first of each
 	attempts              int // the most that one delivery took
 	duplicates            int // copies beyond the first
 	missing               int // committed and not received
@@ -75,6 +78,9 @@ func (d *demo) report(ctx context.Context) (right bool, err error) {
 		return false, errors.New("nothing was committed")
 	}
 	d.print(columns)
+	if err := d.tellBreaker(ctx, d.receivers.sleepy()); err != nil {
+		return false, err
+	}
 	d.explain(all)
 	d.suggest()
 	return all.right(), nil
@@ -116,7 +122,7 @@ func (s *shop) compare(r *subscriber) *tally {
 func (d *demo) books(ctx context.Context, r *subscriber, t *tally) error {
 	return d.db.pool.QueryRow(ctx, d.db.in(`
 select count(distinct outbox_id) filter (where outcome = 'delivered'),
-       count(*) filter (where outcome = 'retry'),
+       coalesce(sum(number - 1) filter (where outcome = 'delivered'), 0),
        coalesce(max(number), 0)
   from postern.attempt
  where destination = $1`), r.destination).Scan(&t.delivered, &t.retried, &t.attempts)
@@ -172,6 +178,31 @@ func span(d time.Duration) string {
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	}
 	return fmt.Sprintf("%.1f s", d.Seconds())
+}
+
+// tellBreaker tells the story of a receiver's breaker, as the journal has it.
+func (d *demo) tellBreaker(ctx context.Context, r *subscriber) error {
+	rows, err := d.db.pool.Query(ctx, d.db.in(`
+select format('  %s s  %s', to_char(extract(epoch from j.at - o.started), '9990.0'),
+              case j.change when 'half_open' then 'half open  one probe is sent' else rpad(j.change, 11) || j.reason end)
+  from postern.journal j
+ cross join (select min(created_at) as started from shop.orders) o
+ where j.subject = $1
+ order by j.id`), r.destination)
+	if err != nil {
+		return err
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	if len(lines) > 0 {
+		d.screen.say(d.screen.paint(bold, "\n  The breaker of "+r.name))
+	}
+	for _, line := range lines {
+		d.screen.say(line)
+	}
+	return nil
 }
 
 // explain says in words what the table shows.
