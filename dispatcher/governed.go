@@ -101,8 +101,12 @@ func (ds *destinations) patience(rule allowed) time.Duration {
 	return wait
 }
 
-// wait takes a destination out of the line until then.
+// wait takes a destination out of the line until then. It may wait already,
+// where it was found due again during a claim that made it wait.
 func (ds *destinations) wait(d *destination, until time.Time, capped bool) {
+	if d.waits() {
+		ds.later.leave(d)
+	}
 	d.used, d.again, d.capped = time.Now(), until, capped
 	heap.Push(&ds.later, d)
 }
