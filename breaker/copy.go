@@ -27,6 +27,7 @@ type Row struct {
 	Forced      bool // an operator decided
 	RetryAt     time.Time
 	HeldUntil   time.Time // zero: not held
+	ClosedAt    time.Time // zero: it has not been open
 	Reason      string
 	Watched     bool // no row, but somebody has evidence
 }

@@ -4,8 +4,8 @@
 // The rows in postern.breaker are the truth: every claim reads them, and they
 // are moved by SQL alone, with the database's clock and by compare-and-set on
 // their generation. What is here decides nothing. It counts what this process
-// has seen (Counter), remembers what the rows said when last read (Copy), and
-// judges whether the database itself is in trouble (Health).
+// has seen of destinations (Counter) and of the database (Health), and remembers what
+// the rows said when last read (Copy).
 package breaker
 
 import "time"

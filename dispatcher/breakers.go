@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,6 +42,9 @@ type breakers struct {
 	holds map[string]time.Duration // asked for by receivers, to be written
 	again map[string]bool          // may be probed at once
 
+	tries chan chan<- error // to the claiming loop: make one small claim
+	alone atomic.Bool       // heartbeats fail, so that nobody can tell us whether we may claim
+
 	nextProbe time.Time // used by the claiming loop alone
 }
 
@@ -53,6 +57,7 @@ func newBreakers(s breaker.Settings) *breakers {
 		kick:     make(chan struct{}, 1),
 		holds:    map[string]time.Duration{},
 		again:    map[string]bool{},
+		tries:    make(chan chan<- error),
 	}
 }
 
@@ -73,6 +78,7 @@ type breakerRow struct {
 	Forced      bool
 	RetryIn     *time.Duration
 	HeldFor     *time.Duration
+	ClosedFor   *time.Duration
 	Reason      *string
 	Watched     bool
 }
@@ -89,7 +95,8 @@ func (d *Dispatcher) followBreakers(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			d.log.Debug().Err(err).Msg("reading the breakers failed; those known before are in force")
 		}
-		rest := max(50*time.Millisecond, 20*time.Since(started))
+		// A table of many rows is not read all the time.
+		rest := min(max(50*time.Millisecond, 20*time.Since(started)), time.Second)
 		if n := int(time.Since(refilled) / time.Second); n > 0 {
 			tokens, refilled = min(fruitless, tokens+n), time.Now()
 		}
@@ -159,10 +166,13 @@ func (d *Dispatcher) readBreakers(ctx context.Context) (changed bool, err error)
 		if r.HeldFor != nil {
 			read[i].HeldUntil = now.Add(*r.HeldFor)
 		}
+		if r.ClosedFor != nil {
+			read[i].ClosedAt = now.Add(-*r.ClosedFor)
+		}
 	}
 	changes := d.breakers.known.Replace(read)
 	for _, c := range changes {
-		if c.Reopened() {
+		if c.Reopened() && c.Now.Destination != breaker.Database {
 			d.destinations.mark(c.Now.Destination, d.ramp() > 0)
 			hint(d.wakeups)
 		}
@@ -218,6 +228,9 @@ func (d *Dispatcher) report(ctx context.Context) {
 			return
 		case <-tick.C:
 		case <-d.breakers.kick:
+		}
+		if !d.admits() {
+			continue
 		}
 		if err := d.reportOnce(ctx); err != nil && ctx.Err() == nil {
 			d.log.Warn().Err(err).Msg("reporting evidence failed")

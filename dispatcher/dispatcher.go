@@ -49,7 +49,6 @@ import (
 var ErrCut = errors.New("stopped with work cut short")
 
 const (
-	heartbeatInterval = 5 * time.Second
 	// freshInterval is how long new rows are not looked for while known work
 	// waits for slots.
 	freshInterval = 10 * time.Millisecond
@@ -216,11 +215,8 @@ func schemaError(schema string, status migrations.Status) error {
 }
 
 func (d *Dispatcher) register(ctx context.Context) error {
-	host, _ := os.Hostname()
 	type registered struct{ ID, Seen int64 }
-	rows, err := query(ctx, d.db, "register", pgx.StrictNamedArgs{
-		"host": host, "pid": os.Getpid(), "version": d.cfg.Version, "slots": d.cfg.Slots,
-	}, pgx.RowToStructByName[registered])
+	rows, err := query(ctx, d.db, "register", d.identity(), pgx.RowToStructByName[registered])
 	if sqlstate(err) == readOnly {
 		return fmt.Errorf("the server is read-only (a standby in recovery, or default_transaction_read_only): no request is sent whose result could not be recorded: %w", err)
 	}
@@ -229,6 +225,12 @@ func (d *Dispatcher) register(ctx context.Context) error {
 	}
 	d.id, d.seen = rows[0].ID, rows[0].Seen
 	return nil
+}
+
+// identity is what the fleet is told of this process.
+func (d *Dispatcher) identity() pgx.StrictNamedArgs {
+	host, _ := os.Hostname()
+	return pgx.StrictNamedArgs{"host": host, "pid": os.Getpid(), "version": d.cfg.Version, "slots": d.cfg.Slots}
 }
 
 // dispatch claims and starts deliveries until ctx ends. Requests run in work.
@@ -264,17 +266,33 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 // many deliveries it started, and whether there was somebody to ask for them:
 // who had none has left the line.
 func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err error) {
+	if !d.admits() {
+		d.waitOutside(ctx, work)
+		return 0, false, nil
+	}
 	d.awaitSlots(ctx)
-	if err := d.look(ctx); err != nil {
-		return 0, false, err
+	batch, slots := d.limits(time.Now())
+	free := d.destinations.free() - (d.cfg.Slots - slots)
+	if free <= 0 {
+		d.awaitSlot(ctx)
+		return 0, true, nil
 	}
 	probes, err := d.probe(ctx, work)
 	if err != nil {
 		return 0, false, err
 	}
-	shares := d.destinations.choose(d.cfg.Batch, time.Now())
+	n, asked, err = d.claimSome(ctx, work, min(batch, free))
+	return probes + n, asked, err
+}
+
+// claimSome looks for due work and starts up to limit deliveries.
+func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, asked bool, err error) {
+	if err := d.look(ctx); err != nil {
+		return 0, false, err
+	}
+	shares := d.destinations.choose(limit, time.Now())
 	if len(shares) == 0 {
-		return probes, false, nil
+		return 0, false, nil
 	}
 	// A claim that was sent is not cancelled: nobody would know whether its
 	// rows are ours.
@@ -285,7 +303,7 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 	for i := range rows {
 		d.begin(job{ctx, work, &rows[i], flights[i]})
 	}
-	return probes + len(rows), true, nil
+	return len(rows), true, nil
 }
 
 // job is a claimed delivery and the slot it holds.
@@ -374,6 +392,14 @@ func (d *Dispatcher) await(ctx context.Context, idle time.Duration) {
 	}
 }
 
+// awaitSlot waits until some request has ended.
+func (d *Dispatcher) awaitSlot(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-d.destinations.freed:
+	}
+}
+
 // awaitSlots waits until a slot is free. While most of them are taken it waits a
 // little longer for others, so that a claim is worth its cost.
 func (d *Dispatcher) awaitSlots(ctx context.Context) {
@@ -414,24 +440,6 @@ func (d *Dispatcher) drain(cutWork context.CancelFunc) {
 	}
 	cutWork()
 	<-done
-}
-
-// beat says that this process is alive until ctx ends.
-func (d *Dispatcher) beat(ctx context.Context) {
-	for pause(ctx, heartbeatInterval) {
-		if err := d.heartbeat(ctx, "running"); err != nil && ctx.Err() == nil {
-			d.log.Warn().Err(err).Msg("heartbeat failed")
-		}
-	}
-}
-
-func (d *Dispatcher) heartbeat(ctx context.Context, state string) error {
-	_, err := query(ctx, d.db, "heartbeat", pgx.StrictNamedArgs{
-		"dispatcher": d.id,
-		"state":      state,
-		"in_flight":  d.cfg.Slots - d.destinations.free(),
-	}, pgx.RowTo[int64])
-	return err
 }
 
 func (d *Dispatcher) sayStopped(ctx context.Context) {

@@ -38,6 +38,7 @@ func (d *Dispatcher) record(ctx context.Context) {
 		}
 		timer.Stop()
 		d.write(ctx, batch)
+		d.db.vitals.unrecorded.Add(-int32(len(batch)))
 	}
 }
 
@@ -130,6 +131,7 @@ func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisec
 // recorded writes the one line that a request leaves in the log. What went
 // well is for debugging: a busy dispatcher would write nothing else.
 func (d *Dispatcher) recorded(batch []ended) {
+	d.db.vitals.Recorded(len(batch), time.Now())
 	for i := range batch {
 		o := &batch[i]
 		if d.destinations.leaseEnded(o.c.Destination) {

@@ -48,6 +48,7 @@ const (
 type database struct {
 	pool   *pgxpool.Pool
 	pacer  pacer
+	vitals vitals
 	schema string
 	text   map[string]string // statements by verb
 	// Behind a transaction pooler a session belongs to nobody: settings are
@@ -73,7 +74,9 @@ func open(ctx context.Context, url, schema string) (*database, error) {
 	if db.pooled {
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	} else {
+		config.BeforeClose = func(conn *pgx.Conn) { db.vitals.session(conn.PgConn().PID(), false) }
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			db.vitals.session(conn.PgConn().PID(), true)
 			_, err := conn.Exec(ctx, settings, pgx.NamedArgs{"local": false})
 			return err
 		}
@@ -143,7 +146,9 @@ func transact(ctx context.Context, db *database, name string, statements ...stat
 }
 
 // with lends a connection.
-func (db *database) with(ctx context.Context, name string, use func(*pgx.Conn) error) error {
+func (db *database) with(ctx context.Context, name string, use func(*pgx.Conn) error) (err error) {
+	ended := db.vitals.track(name)
+	defer func() { ended(err) }()
 	acquire, cancel := context.WithTimeout(ctx, acquireTimeout)
 	conn, err := db.pool.Acquire(acquire)
 	cancel()

@@ -239,6 +239,7 @@ create table postern.dispatcher (
   version          text not null,
   slots            integer not null,
   in_flight        integer not null default 0,
+  unrecorded       integer not null default 0,
   state            text not null default 'running',
   activity         text,
   waiting_for      text,
@@ -259,4 +260,6 @@ comment on table postern.dispatcher is
 comment on column postern.dispatcher.throughput is
   'Deliveries that ended per second, lately; usual_throughput over the last minutes.';
 comment on column postern.dispatcher.lock_timeouts is
-  'Statements that gave up waiting (SQLSTATE 55P03, 57014) in the last half minute; pool_timeouts likewise for connections.';
+  'Statements that gave up waiting (SQLSTATE 55P03, 57014) in the last 15 s; pool_timeouts likewise for connections.';
+comment on column postern.dispatcher.unrecorded is
+  'Outcomes that are known and not recorded yet.';

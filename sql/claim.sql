@@ -8,11 +8,12 @@ request was sent.
 last seen, so that dead index entries before them, which vacuum cannot free
 while some transaction keeps its snapshot, are not stepped over again.
 
-Doors are checked once more, since the list of destinations may be older than
-an operator's UPDATE. Governed destinations, whose claims are counted over all
-dispatchers, are claimed with @governed only, in the transaction in which
-govern.sql holds their control rows and allow.sql has said how many; the others
-only without.
+While the database's own breaker is open nobody claims but the one that tries
+whether it can be closed. Other doors are checked once more, since the list of
+destinations may be older than an operator's UPDATE. Governed destinations,
+whose claims are counted over all dispatchers, are claimed with @governed only,
+in the transaction in which govern.sql holds their control rows and allow.sql
+has said how many; the others only without.
 
 Rows of one statement never come back twice and never exceed the quota: the
 limit works inside a materialized step, and skip locked leaves a row that
@@ -41,8 +42,10 @@ wanted as materialized (
          as w (destination, quota, floor_at, floor_id)
    cross join quick
     left join postern.breaker b on b.destination = w.destination
+    left join postern.breaker g on g.destination = 'database'
     left join postern.endpoint e on e.id = postern.endpoint_of(w.destination)
    where postern.passes(b)
+     and (postern.passes(g) or (g.forced is null and g.probe_by = @dispatcher and g.probe_until > now()))
      and coalesce(e.status = 'active', postern.endpoint_of(w.destination) is null)
      and postern.governed(e, b, @ramp) = @governed
 ),

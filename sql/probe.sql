@@ -25,7 +25,9 @@ with door as materialized (
       order by d.destination, d.next_attempt_at, d.id
       limit 1
    ) due
+    left join postern.breaker g on g.destination = 'database'
    where b.state in ('open', 'half_open')
+     and postern.passes(g)
      and (b.forced is null or b.forced_until <= now())
      and b.retry_at <= now()
      and coalesce(b.probe_until <= now(), true)

@@ -1,0 +1,350 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"postern/breaker"
+)
+
+const (
+	heartbeatInterval = 5 * time.Second
+	// troubledInterval is between heartbeats while something is wrong with the
+	// database: what follows from them follows quickly.
+	troubledInterval = time.Second
+	// heartbeatLimit is what one may take; two that fail in a row, and this
+	// process stops claiming, since nobody can tell it whether it may.
+	heartbeatLimit = 3 * time.Second
+	// tryLease is how long one dispatcher may try whether the database takes
+	// work again.
+	tryLease = 10 * time.Second
+	// slowTry is from when a claim is too slow for the database to be well.
+	slowTry = time.Second
+)
+
+// vitals is what this process knows of its dealings with the database. Safe
+// for concurrent use.
+type vitals struct {
+	breaker.Health
+	claiming, recording atomic.Int32 // statements under way
+	unrecorded          atomic.Int32 // outcomes known and not written
+
+	mu   sync.Mutex
+	pids map[uint32]bool // of the pool's sessions
+}
+
+// track notes that a statement begins; what it returns notes how it ended.
+func (v *vitals) track(verb string) (ended func(error)) {
+	var running *atomic.Int32
+	switch verb {
+	case "claim", "claim governed":
+		running = &v.claiming
+	case "record":
+		running = &v.recording
+	default:
+		running = new(atomic.Int32)
+	}
+	running.Add(1)
+	started := time.Now()
+	return func(err error) {
+		running.Add(-1)
+		now := time.Now()
+		switch code := sqlstate(err); {
+		case err == nil && running == &v.claiming:
+			v.Claimed(now.Sub(started), now)
+		case code == lockNotAvailable, code == queryCanceled:
+			v.LockTimeout(now)
+		case errors.Is(err, context.DeadlineExceeded):
+			v.PoolTimeout(now)
+		}
+	}
+}
+
+func (v *vitals) session(pid uint32, there bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.pids == nil {
+		v.pids = map[uint32]bool{}
+	}
+	if there {
+		v.pids[pid] = true
+	} else {
+		delete(v.pids, pid)
+	}
+}
+
+func (v *vitals) sessions() []int32 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	pids := make([]int32, 0, len(v.pids))
+	for _, pid := range slices.Collect(maps.Keys(v.pids)) {
+		pids = append(pids, int32(pid))
+	}
+	return pids
+}
+
+// activity says in a word what the process is doing in the database.
+func (v *vitals) activity() string {
+	switch {
+	case v.recording.Load() > 0:
+		return "recording"
+	case v.claiming.Load() > 0:
+		return "claiming"
+	}
+	return "waiting"
+}
+
+// heart is the connection on which this process says that it lives. It is not
+// one of the pool's, since it has to work when those are stuck. Used by one
+// goroutine.
+type heart struct {
+	conn     *pgx.Conn
+	failures int
+}
+
+// beat says that this process is alive until ctx ends, and judges with the
+// others whether the database is.
+func (d *Dispatcher) beat(ctx context.Context) {
+	h := &heart{}
+	defer func() {
+		if h.conn != nil {
+			_ = h.conn.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	for wait := rand.N(heartbeatInterval); pause(ctx, wait); {
+		began := time.Now()
+		troubled, err := d.beatOnce(ctx, h)
+		if ctx.Err() != nil {
+			return
+		}
+		wait = heartbeatInterval
+		if troubled || err != nil {
+			wait = troubledInterval
+		}
+		wait = max(0, wait-time.Since(began))
+		if err == nil {
+			if h.failures > 1 {
+				d.log.Info().Int("failures", h.failures).Msg("heartbeats succeed again")
+			}
+			h.failures = 0
+			d.breakers.alone.Store(false)
+			continue
+		}
+		if h.failures++; h.failures == 2 {
+			d.log.Error().Err(err).Msg("heartbeats fail; claiming nothing until one succeeds")
+			d.breakers.alone.Store(true)
+		}
+	}
+}
+
+// beatOnce writes the heartbeat, has the fleet's judged, and tries whether the
+// database's breaker can be closed when it is time to.
+func (d *Dispatcher) beatOnce(ctx context.Context, h *heart) (troubled bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, heartbeatLimit)
+	defer cancel()
+	if err := d.connectHeart(limited, h); err != nil {
+		return true, err
+	}
+	waiting, err := on(limited, d.db, h.conn, "heartbeat", d.heartbeatArgs("running"), pgx.RowTo[bool])
+	if err != nil {
+		return true, err
+	}
+	if len(waiting) == 0 {
+		again := d.identity()
+		again["dispatcher"] = d.id
+		_, err := on(limited, d.db, h.conn, "rejoin", again, pgx.RowTo[int64])
+		return false, err
+	}
+	verdict, err := d.judge(limited, h)
+	if err != nil {
+		return true, err
+	}
+	if verdict.State == breaker.Open || verdict.State == breaker.HalfOpen {
+		d.db.vitals.Forgive()
+		if err := d.try(ctx, h); err != nil {
+			return true, err
+		}
+	}
+	return waiting[0] || verdict.Reason != nil || verdict.State != breaker.Closed, nil
+}
+
+func (d *Dispatcher) connectHeart(ctx context.Context, h *heart) (err error) {
+	if h.conn != nil && !h.conn.IsClosed() {
+		return nil
+	}
+	config := d.db.pool.Config().ConnConfig
+	if err := d.db.pacer.wait(ctx); err != nil {
+		return err
+	}
+	if h.conn, err = pgx.ConnectConfig(ctx, config); err != nil {
+		h.conn = nil
+		return err
+	}
+	if d.db.pooled {
+		return nil
+	}
+	if _, err = h.conn.Exec(ctx, settings, pgx.NamedArgs{"local": false}); err != nil {
+		return err
+	}
+	// A heartbeat waits for nobody. These plans are over tables of a few rows.
+	_, err = h.conn.Exec(ctx, `select set_config('lock_timeout', '1s', false), set_config('statement_timeout', '2s', false),
+		set_config('enable_seqscan', 'on', false), set_config('enable_hashjoin', 'on', false)`)
+	return err
+}
+
+// on runs a statement on a connection that is not the pool's.
+func on[T any](ctx context.Context, db *database, conn *pgx.Conn, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) ([]T, error) {
+	rows, err := conn.Query(ctx, db.text[verb], args)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, row)
+}
+
+func (d *Dispatcher) heartbeatArgs(state string) pgx.StrictNamedArgs {
+	v := d.db.vitals.Vitals(time.Now())
+	args := pgx.StrictNamedArgs{
+		"dispatcher":       d.id,
+		"state":            state,
+		"activity":         d.db.vitals.activity(),
+		"in_flight":        d.cfg.Slots - d.destinations.free(),
+		"unrecorded":       d.db.vitals.unrecorded.Load(),
+		"pids":             d.db.vitals.sessions(),
+		"throughput":       v.Throughput,
+		"usual_throughput": v.UsualThroughput,
+		"claim_ms":         nil,
+		"usual_claim_ms":   nil,
+		"lock_timeouts":    v.LockTimeouts,
+		"pool_timeouts":    v.PoolTimeouts,
+	}
+	if v.ClaimMs > 0 {
+		args["claim_ms"], args["usual_claim_ms"] = v.ClaimMs, v.UsualClaimMs
+	}
+	return args
+}
+
+// verdict is the row of guard.sql.
+type databaseVerdict struct {
+	Reason *string
+	State  string
+	Moved  bool
+}
+
+// judge has the fleet's heartbeats judged, and tells what came of it.
+func (d *Dispatcher) judge(ctx context.Context, h *heart) (databaseVerdict, error) {
+	s := d.breakers.settings
+	rows, err := on(ctx, d.db, h.conn, "guard", pgx.StrictNamedArgs{
+		"lock_wait": s.Database.LockWait, "waiting": s.Database.Waiting, "sessions": s.Database.Sessions,
+		"timeouts": s.Database.Timeouts, "in_flight_ratio": s.Database.InFlight, "slow_claim": s.Database.SlowClaim,
+		"cooldown": s.Database.Cooldown, "cooldown_cap": s.CooldownCap, "forget": s.Forget(),
+	}, pgx.RowToStructByName[databaseVerdict])
+	if err != nil {
+		return databaseVerdict{}, err
+	}
+	v := rows[0]
+	if v.Moved {
+		hint(d.breakers.stale)
+		d.log.Warn().Str("state", v.State).Str("reason", deref(v.Reason)).Msg("the database's breaker moved")
+	}
+	return v, nil
+}
+
+// try makes one small claim when it wins the right to, and closes the breaker
+// of the database when that goes well and nobody is in trouble any more.
+func (d *Dispatcher) try(ctx context.Context, h *heart) error {
+	ctx, cancel := context.WithTimeout(ctx, tryLease-time.Second)
+	defer cancel()
+	won, err := on(ctx, d.db, h.conn, "try", pgx.StrictNamedArgs{"dispatcher": d.id, "lease": tryLease}, pgx.RowTo[int64])
+	if err != nil || len(won) == 0 {
+		return err
+	}
+	began := time.Now()
+	claimed := d.tryClaim(ctx)
+	verdict, err := d.judge(ctx, h)
+	if err != nil {
+		return err
+	}
+	args := pgx.StrictNamedArgs{"destination": breaker.Database, "generation": won[0], "dispatcher": d.id}
+	if claimed == nil && verdict.Reason == nil && time.Since(began) < slowTry {
+		args["probes"] = 1
+		_, err = on(ctx, d.db, h.conn, "pass", args, pgx.RowTo[string])
+		d.log.Info().Msg("the database takes work again; coming back little by little")
+	} else {
+		reason := "a claim failed or was slow"
+		if verdict.Reason != nil {
+			reason = *verdict.Reason
+		}
+		args["cooldown"], args["cooldown_cap"] = d.breakers.settings.Database.Cooldown, d.breakers.settings.CooldownCap
+		args["retry_after_ms"], args["reason"] = 0.0, reason
+		_, err = on(ctx, d.db, h.conn, "fail", args, pgx.RowTo[time.Duration])
+		d.log.Warn().Str("reason", reason).Msg("the database is still in trouble")
+	}
+	hint(d.breakers.stale)
+	return err
+}
+
+// tryClaim has the claiming loop make one small claim, and waits for it.
+func (d *Dispatcher) tryClaim(ctx context.Context) error {
+	done := make(chan error, 1)
+	select {
+	case d.breakers.tries <- done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// admits reports whether this process may claim, as far as it knows: the
+// database is not in trouble, and its heartbeats arrive.
+func (d *Dispatcher) admits() bool {
+	return d.breakers.known.Row(breaker.Database).Passes && !d.breakers.alone.Load()
+}
+
+// limits returns how many deliveries one claim may take and how many slots may
+// be used: little while the database is throttled, and after its breaker closed
+// more and more over the ramp, doubled six times.
+func (d *Dispatcher) limits(now time.Time) (batch, slots int) {
+	row := d.breakers.known.Row(breaker.Database)
+	share := 1.0
+	if row.State == breaker.Throttled {
+		return min(d.cfg.Batch, 10), max(1, d.cfg.Slots/8)
+	}
+	if ramp := d.breakers.settings.Ramp; !row.ClosedAt.IsZero() && now.Sub(row.ClosedAt) < ramp {
+		share = math.Exp2(-6 * (1 - float64(now.Sub(row.ClosedAt))/float64(ramp)))
+	}
+	return max(1, int(share*float64(d.cfg.Batch))), max(1, int(share*float64(d.cfg.Slots)))
+}
+
+// waitOutside waits while the database is in trouble. When this process is the
+// one that tries whether it still is, it makes one small claim.
+func (d *Dispatcher) waitOutside(ctx, work context.Context) {
+	timer := time.NewTimer(d.cfg.PollInterval)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-d.wakeups:
+	case done := <-d.breakers.tries:
+		_, _, err := d.claimSome(ctx, work, min(d.cfg.Batch, 5))
+		done <- err
+	}
+}
+
+func (d *Dispatcher) heartbeat(ctx context.Context, state string) error {
+	_, err := query(ctx, d.db, "heartbeat", d.heartbeatArgs(state), pgx.RowTo[bool])
+	return err
+}
