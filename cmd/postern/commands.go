@@ -13,6 +13,7 @@ type commands struct {
 	Version showVersion `help:"Show the version."`
 
 	Run            runCommand     `cmd:"" help:"Deliver messages until a signal comes."`
+	Receive        receiveCommand `cmd:"" help:"Take webhooks from outside and write them into the outbox, until a signal comes."`
 	Migrate        migrateCommand `cmd:"" help:"Create, update or remove the schema."`
 	VersionCommand versionCommand `cmd:"" name:"version" help:"Show the version."`
 }

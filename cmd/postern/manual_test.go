@@ -54,7 +54,7 @@ func TestBoundsOfSettings(t *testing.T) {
 				}
 			}
 			for _, text := range []string{beyond(t, kind, value.Tag.Get("min"), -1), beyond(t, kind, value.Tag.Get("max"), +1)} {
-				got := postern(t, with(envKey(value)+"="+text), "run")
+				got := postern(t, with(envKey(value)+"="+text), commandOf(value))
 				checkRefusal(t, got, []string{envKey(value), text, kind.allowed(value.Tag)})
 			}
 			zero, _ := kind.parse("0")
@@ -67,6 +67,14 @@ func TestBoundsOfSettings(t *testing.T) {
 	if bounded < 10 {
 		t.Errorf("only %d settings have a range", bounded)
 	}
+}
+
+// commandOf is a command that has the setting.
+func commandOf(value *kong.Value) string {
+	if value.Flag.Group.Key == "receiving" {
+		return "receive"
+	}
+	return "run"
 }
 
 // beyond writes the nearest value on the far side of a bound.
@@ -115,7 +123,7 @@ func TestTagsOfSettings(t *testing.T) {
 // reflectTags returns the names of the tags of the field that value stands for.
 func reflectTags(t *testing.T, value *kong.Value) (names []string) {
 	t.Helper()
-	for _, group := range []any{databaseSettings{}, logSettings{}, runSettings{}} {
+	for _, group := range []any{databaseSettings{}, logSettings{}, runSettings{}, receiveSettings{}} {
 		typ := reflect.TypeOf(group)
 		for i := range typ.NumField() {
 			field := typ.Field(i)
@@ -189,6 +197,7 @@ func TestHelp(t *testing.T) {
 	for name, args := range map[string][]string{
 		"help.txt":         {"--help"},
 		"help-run.txt":     {"run", "--help"},
+		"help-receive.txt": {"receive", "--help"},
 		"help-migrate.txt": {"migrate", "up", "--help"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -27,6 +27,7 @@ var groups = []kong.Group{
 	{Key: "delivery", Title: "Delivery"},
 	{Key: "addresses", Title: "Addresses"},
 	{Key: "breaker", Title: "Circuit breakers"},
+	{Key: "receiving", Title: "Receiving"},
 	{Key: "log", Title: "Log"},
 }
 
@@ -51,6 +52,15 @@ func (s *databaseSettings) check(p *parser) []string {
 type logSettings struct {
 	LogLevel  string `setting:"" default:"info" oneof:"debug,info,warn,error" placeholder:"LEVEL" group:"log" help:"Least level that is logged. info has a line for each attempt that fails, debug for those that succeed as well."`
 	LogFormat string `setting:"" default:"auto" oneof:"json,console,auto" placeholder:"FORMAT" group:"log" help:"auto is console on a terminal and json elsewhere."`
+}
+
+// receiveSettings are those of the front door. Its senders are rows of
+// postern.source.
+type receiveSettings struct {
+	ReceiveAddr        address       `setting:"" default:":8080" placeholder:"HOST:PORT" allowed:"an address and a port, or :8080 for all addresses" group:"receiving" help:"Where postern receive listens for HTTP. Put what ends TLS in front of it."`
+	ReceiveTimeout     time.Duration `setting:"" default:"3.5s" min:"500ms" max:"30s" placeholder:"DURATION" group:"receiving" help:"When a request is answered at the latest, whatever the database does. The strictest senders known wait for 5s."`
+	ReceiveConnections int           `setting:"" default:"8" min:"1" max:"200" placeholder:"N" group:"receiving" help:"Connections to Postgres. Four times as many requests may be written or wait at one time; others are told to come again."`
+	ReceiveMemory      byteSize      `setting:"" default:"64MiB" min:"1MiB" max:"16GiB" placeholder:"SIZE" group:"receiving" help:"Bytes of bodies in this process at one time. Senders beyond are told to come again. The process takes a few times as much."`
 }
 
 // runSettings are those of the dispatcher.

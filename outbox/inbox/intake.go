@@ -176,7 +176,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return nil, &Refusal{http.StatusRequestTimeout, "the body did not come in time", nil}
 		default:
-			return nil, &Refusal{http.StatusBadRequest, "the body could not be read to its end", nil}
+			return nil, &Refusal{http.StatusBadRequest, "the body could not be read to its end", err}
 		}
 	}
 }

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"postern/receive"
+)
+
+type receiveCommand struct {
+	Database databaseSettings `embed:""`
+	Settings receiveSettings  `embed:""`
+	Log      logSettings      `embed:""`
+
+	PrintConfig bool `help:"Show the settings in force, without secrets, and exit."`
+}
+
+// reloadInterval is how late a change of the sources is noticed at worst, when
+// its notification was lost.
+const reloadInterval = 30 * time.Second
+
+func (c *receiveCommand) run(ctx context.Context, p process) error {
+	if c.PrintConfig {
+		return p.parser.printConfig(p.stdout)
+	}
+	return receive.Run(ctx, c.config(p))
+}
+
+func (c *receiveCommand) config(p process) receive.Config {
+	s := c.Settings
+	return receive.Config{
+		DatabaseURL:    c.Database.DatabaseURL,
+		Schema:         c.Database.Schema,
+		Address:        string(s.ReceiveAddr),
+		Timeout:        s.ReceiveTimeout,
+		Connections:    s.ReceiveConnections,
+		Memory:         int64(s.ReceiveMemory),
+		ReloadInterval: reloadInterval,
+		ShutdownGrace:  s.ReceiveTimeout + time.Second,
+		Log:            c.Log.logger(p.stderr),
+	}
+}

@@ -1,0 +1,2 @@
+drop table postern.source;
+drop function postern.announce_source();

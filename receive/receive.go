@@ -1,0 +1,171 @@
+package receive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+const (
+	headerTimeout  = 2 * time.Second
+	idleTimeout    = 75 * time.Second // above the minute that proxies keep theirs
+	maxHeaderBytes = 32 << 10
+	maxConnections = 2000
+	reportInterval = 10 * time.Second
+	// writersPerConnection is how many requests may be at the pool for each of
+	// its connections: enough to keep them busy, few enough to be served in
+	// time.
+	writersPerConnection = 4
+)
+
+// Config is everything the front door is told. Durations and sizes have no
+// hidden meaning for zero; cmd/postern validates them.
+type Config struct {
+	DatabaseURL string
+	Schema      string
+	Address     string // where to listen, host:port
+
+	Timeout        time.Duration // from a request's header to its answer; its body may take all but a second of it
+	Connections    int           // to Postgres
+	Memory         int64         // bytes of bodies at one time
+	ReloadInterval time.Duration // between two readings of the sources, when no notification comes
+	ShutdownGrace  time.Duration // for requests in flight when ctx ends
+
+	Log zerolog.Logger
+}
+
+// Server is the front door of one process.
+type Server struct {
+	cfg      Config
+	store    *store
+	sources  atomic.Pointer[map[string]*source] // by path; nil until they have been read once
+	slots    chan struct{}                      // writes at one time
+	budget   budget
+	report   report
+	draining atomic.Bool
+}
+
+// Run listens on Config.Address and serves until ctx ends.
+func Run(ctx context.Context, cfg Config) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Address)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	return Serve(ctx, cfg, listener)
+}
+
+// Serve takes requests from listener until ctx ends, then lets those in flight
+// finish within the grace; a sender that is cut off has had no 2xx and comes
+// again. It closes listener. A database that is away, at the start or later, is
+// answered with 503 and waited for; one whose schema is not this program's ends
+// Serve with an error.
+func Serve(ctx context.Context, cfg Config, listener net.Listener) error {
+	defer func() { _ = listener.Close() }() // Shutdown has closed it already, if it came so far
+	known, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	store, err := newStore(known, &cfg)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer store.pool.Close()
+	s := &Server{
+		cfg:    cfg,
+		store:  store,
+		slots:  make(chan struct{}, writersPerConnection*cfg.Connections),
+		budget: budget{limit: cfg.Memory},
+		report: report{log: cfg.Log, counts: make(map[string]map[string]int), last: make(map[string]error)},
+	}
+	var background sync.WaitGroup
+	defer background.Wait()
+	defer end()
+	background.Go(func() { s.report.run(known, reportInterval) })
+	return s.serve(ctx, known, listener)
+}
+
+// serve runs until ctx ends, the schema turns out to be wrong, or the listener
+// breaks.
+func (s *Server) serve(ctx, known context.Context, listener net.Listener) error {
+	server := &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: headerTimeout,
+		WriteTimeout:      s.cfg.Timeout + 5*time.Second,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          log.New(s.cfg.Log, "", 0),
+	}
+	ended := make(chan error, 2)
+	watching, stopWatching := context.WithCancel(known)
+	var loops sync.WaitGroup
+	loops.Go(func() {
+		if err := s.watch(watching); err != nil {
+			ended <- err
+		}
+	})
+	loops.Go(func() { ended <- server.Serve(&limited{Listener: listener, limit: maxConnections}) })
+	s.cfg.Log.Info().Str("address", listener.Addr().String()).Msg("receiving")
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-ended:
+	}
+	s.draining.Store(true)
+	s.cfg.Log.Info().Msg("draining")
+	grace, cancel := context.WithTimeout(known, s.cfg.ShutdownGrace)
+	defer cancel()
+	if shutdownErr := server.Shutdown(grace); shutdownErr != nil {
+		_ = server.Close() // cuts what is left, which is what the grace is for
+	}
+	stopWatching()
+	loops.Wait()
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	return err
+}
+
+// readTimeout leaves the write a second, or half of a short Timeout.
+func (s *Server) readTimeout() time.Duration {
+	return max(s.cfg.Timeout-time.Second, s.cfg.Timeout/2)
+}
+
+// limited turns connections away at once when there are too many. Leaving them
+// in the kernel's queue would let their senders wait for nothing.
+type limited struct {
+	net.Listener
+	limit int64
+	open  atomic.Int64
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if l.open.Add(1) <= l.limit {
+			return &counted{Conn: conn, open: &l.open}, nil
+		}
+		l.open.Add(-1)
+		_ = conn.Close() // nothing was promised
+	}
+}
+
+type counted struct {
+	net.Conn
+	open *atomic.Int64
+	once sync.Once
+}
+
+func (c *counted) Close() error {
+	c.once.Do(func() { c.open.Add(-1) })
+	return c.Conn.Close()
+}

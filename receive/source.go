@@ -1,0 +1,191 @@
+package receive
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"postern/outbox/inbox"
+	"postern/outbox/signature"
+)
+
+// row is a source as sql/sources.sql returns it.
+type row struct {
+	Name              string
+	Path              string
+	Scheme            string
+	Secret            string
+	PreviousSecret    *string
+	Tolerance         time.Duration
+	SignatureHeader   *string
+	SignaturePrefix   *string
+	SignatureEncoding *string
+	IDFrom            string
+	TypeFrom          *string
+	EventType         string
+	TargetURL         *string
+	MaxBody           int64
+}
+
+// source is a row made ready. It is not changed once made.
+type source struct {
+	name      string
+	intake    inbox.Intake
+	typeFrom  *inbox.Locator
+	eventType string
+	targetURL *string
+	fault     error // why it cannot be served; it is answered, with 503
+}
+
+// newSource never fails: a row that cannot be used is a source with a fault, so
+// that its sender is told to come again rather than that nobody is here.
+func newSource(r row, readTimeout time.Duration) *source {
+	s := &source{name: r.Name, eventType: r.EventType, targetURL: r.TargetURL}
+	s.intake = inbox.Intake{Source: r.Name, MaxBody: r.MaxBody, ReadTimeout: readTimeout}
+	var problems [3]error
+	s.intake.Verify, problems[0] = verifier(r)
+	s.intake.ID, problems[1] = inbox.ParseLocator(r.IDFrom)
+	if r.TypeFrom != nil {
+		locator, err := inbox.ParseLocator(*r.TypeFrom)
+		s.typeFrom, problems[2] = &locator, err
+	}
+	s.fault = errors.Join(problems[:]...)
+	return s
+}
+
+// verifier's errors show nothing of a secret.
+func verifier(r row) (func(http.Header, []byte) error, error) {
+	scheme, err := scheme(r)
+	if err != nil {
+		return nil, err
+	}
+	var secrets []signature.Secret
+	current, err := scheme.Secret(r.Secret)
+	if err != nil {
+		return nil, fmt.Errorf("secret: %w", err)
+	}
+	secrets = append(secrets, current)
+	if r.PreviousSecret != nil {
+		previous, err := scheme.Secret(*r.PreviousSecret)
+		if err != nil {
+			return nil, fmt.Errorf("previous_secret: %w", err)
+		}
+		secrets = append(secrets, previous)
+	}
+	return func(header http.Header, body []byte) error {
+		return scheme.Verify(header, body, time.Now(), r.Tolerance, secrets...)
+	}, nil
+}
+
+func scheme(r row) (signature.Scheme, error) {
+	if r.Scheme != "hmac" || r.SignatureHeader == nil && r.SignaturePrefix == nil && r.SignatureEncoding == nil {
+		return signature.ParseScheme(r.Scheme)
+	}
+	header, prefix, encoding := signature.HeaderPlain, "", signature.Hex
+	if r.SignatureHeader != nil {
+		header = *r.SignatureHeader
+	}
+	if r.SignaturePrefix != nil {
+		prefix = *r.SignaturePrefix
+	}
+	if r.SignatureEncoding != nil {
+		var err error
+		if encoding, err = signature.ParseEncoding(*r.SignatureEncoding); err != nil {
+			return signature.Scheme{}, err
+		}
+	}
+	return signature.HMAC(header, prefix, encoding)
+}
+
+// message is an event as it goes into the outbox.
+type message struct {
+	id          string
+	source      string
+	eventType   string
+	payload     string
+	contentType string
+	headers     string
+	targetURL   *string
+	eventID     string
+}
+
+// message refuses what the outbox cannot keep as it is. Everything else that is
+// verified is taken, also with an odd type: its sender could do nothing about a
+// refusal but stop.
+func (s *source) message(event inbox.Event) (message, error) {
+	payload := string(event.Body)
+	switch {
+	case payload == "":
+		return message{}, &inbox.Refusal{Status: http.StatusBadRequest, Text: "the body is empty"}
+	case !utf8.ValidString(payload) || strings.ContainsRune(payload, 0):
+		return message{}, &inbox.Refusal{Status: http.StatusBadRequest, Text: "the body is not UTF-8 text without NUL"}
+	}
+	headers, err := json.Marshal(s.headers(event.ID))
+	if err != nil {
+		return message{}, fmt.Errorf("headers: %w", err)
+	}
+	return message{
+		id:          messageID(s.name, event.ID),
+		source:      s.name,
+		eventType:   s.typeOf(event),
+		payload:     payload,
+		contentType: contentType(event.Header),
+		headers:     string(headers),
+		targetURL:   s.targetURL,
+		eventID:     event.ID,
+	}, nil
+}
+
+// messageID is the same for the same event for ever: when retention has long
+// forgotten the message, a late copy still gets the webhook-id by which the
+// consumer knows it.
+func messageID(source, eventID string) string {
+	sum := sha256.Sum256([]byte(source + "\x00" + eventID))
+	return "in_" + hex.EncodeToString(sum[:20])
+}
+
+// headers tell the consumer where the message is from. An id that no header can
+// hold is left out, since a message with such a header could not be sent.
+func (s *source) headers(eventID string) map[string]string {
+	headers := map[string]string{"Postern-Source": s.name}
+	if printable.MatchString(eventID) {
+		headers["Postern-Event-Id"] = eventID
+	}
+	return headers
+}
+
+func (s *source) typeOf(event inbox.Event) string {
+	if s.typeFrom == nil {
+		return s.eventType
+	}
+	found, err := s.typeFrom.Find(event.Header, event.Body)
+	if err != nil || found == "" {
+		return s.eventType
+	}
+	found = notInTypes.ReplaceAllString(found, "_")
+	return found[:min(len(found), 255)]
+}
+
+func contentType(header http.Header) string {
+	values := header.Values("Content-Type")
+	switch {
+	case len(values) == 0:
+		return "application/json"
+	case len(values[0]) <= 255 && printable.MatchString(values[0]):
+		return values[0]
+	}
+	return "application/octet-stream"
+}
+
+var (
+	// What the outbox takes as event_type and content_type.
+	notInTypes = regexp.MustCompile(`[^A-Za-z0-9_./-]`)
+	printable  = regexp.MustCompile(`^[!-~]([ -~]*[!-~])?$`)
+)

@@ -1,0 +1,172 @@
+package receive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"postern/migrations"
+	"postern/sql"
+)
+
+const (
+	readLimit  = 5 * time.Second        // for one reading of the sources
+	minReload  = 100 * time.Millisecond // between two, however many notifications come
+	maxRetry   = 5 * time.Second        // between two attempts to connect
+	firstRetry = 100 * time.Millisecond
+)
+
+// errSchema is a database that this program does not fit: waiting mends
+// nothing.
+var errSchema = errors.New("schema")
+
+// watch keeps the sources current until ctx ends. It returns an error only if
+// the schema is another than this program's; a database that is away is waited
+// for without end.
+func (s *Server) watch(ctx context.Context) error {
+	for try := 0; ; try++ {
+		before := s.sources.Load()
+		err := s.follow(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, errSchema):
+			return err
+		case s.sources.Load() != before:
+			try = 0 // it had worked for a while
+		}
+		s.cfg.Log.Warn().Err(err).Msg("the sources cannot be read; going on with what is known")
+		ceiling := min(maxRetry, firstRetry<<min(try, 10))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(rand.N(ceiling)):
+		}
+	}
+}
+
+// follow listens first and reads then, so that no change falls in between, and
+// reads again when told and when time has passed: notifications are hints, and
+// reading tells whether the connection still lives.
+func (s *Server) follow(ctx context.Context) error {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = conn.Close(ctx) // it is given up in any case
+	}()
+	if err := s.prepare(ctx, conn); err != nil {
+		return err
+	}
+	for {
+		if err := s.load(ctx, conn); err != nil {
+			return fmt.Errorf("read: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(minReload):
+		}
+		wait, cancel := context.WithTimeout(ctx, s.cfg.ReloadInterval)
+		_, err := conn.WaitForNotification(wait)
+		cancel()
+		if err != nil && wait.Err() == nil {
+			return fmt.Errorf("listen: %w", err)
+		}
+	}
+}
+
+func (s *Server) connect(ctx context.Context) (*pgx.Conn, error) {
+	// The pool's parser, which knows its own settings in the URL.
+	config, err := pgxpool.ParseConfig(s.cfg.DatabaseURL)
+	if err != nil {
+		return nil, err
+	}
+	ours(config.ConnConfig)
+	return pgx.ConnectConfig(ctx, config.ConnConfig)
+}
+
+func (s *Server) prepare(ctx context.Context, conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	if s.sources.Load() == nil {
+		status, err := migrations.Check(ctx, conn, s.cfg.Schema)
+		if err != nil {
+			return fmt.Errorf("check the schema: %w", err)
+		}
+		if err := fits(s.cfg.Schema, status); err != nil {
+			return err
+		}
+	}
+	_, err := conn.Exec(ctx, "listen "+pgx.Identifier{sql.Channel("source", s.cfg.Schema)}.Sanitize())
+	if state := new(pgconn.PgError); errors.As(err, &state) {
+		// A pooler or a standby that does not listen. Notifications are hints.
+		s.cfg.Log.Debug().Err(err).Msg("changes of the sources are not announced here; reading them now and then")
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	return nil
+}
+
+func fits(schema string, status migrations.Status) error {
+	switch {
+	case status.Current():
+		return nil
+	case status.Version > status.Latest:
+		return fmt.Errorf("%w: %w", errSchema, &migrations.NewerError{Version: status.Version, Latest: status.Latest})
+	}
+	return fmt.Errorf("%w %q has version %d and this program needs %d: run `postern migrate up`", errSchema, schema, status.Version, status.Latest)
+}
+
+func (s *Server) load(ctx context.Context, conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	rows, err := conn.Query(ctx, sql.Load("sources", s.cfg.Schema))
+	if err != nil {
+		return err
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[row])
+	if err != nil {
+		return err
+	}
+	byPath := make(map[string]*source, len(all))
+	for _, r := range all {
+		byPath[r.Path] = newSource(r, s.readTimeout())
+	}
+	s.announce(byPath)
+	s.sources.Store(&byPath)
+	return nil
+}
+
+// announce says which sources came, went or cannot be served; each once.
+func (s *Server) announce(now map[string]*source) {
+	var before map[string]*source
+	if known := s.sources.Load(); known != nil {
+		before = *known
+	}
+	for path, source := range now {
+		old := before[path]
+		switch {
+		case source.fault != nil && (old == nil || old.fault == nil || old.fault.Error() != source.fault.Error()):
+			s.cfg.Log.Error().Str("source", source.name).Err(source.fault).Msg("source cannot be served")
+		case source.fault == nil && (old == nil || old.fault != nil || old.name != source.name):
+			s.cfg.Log.Info().Str("source", source.name).Str("path", path).Msg("source is served")
+		}
+	}
+	for path, source := range before {
+		if now[path] == nil {
+			s.cfg.Log.Info().Str("source", source.name).Str("path", path).Msg("source is no longer served")
+		}
+	}
+}

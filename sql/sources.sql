@@ -1,0 +1,22 @@
+/*
+Reads the sources that are to be served. Zero rows: none is. A previous secret
+is one while it is valid.
+*/
+select
+  name,
+  path,
+  scheme,
+  secret,
+  case when previous_until > now() then previous_secret end as previous_secret,
+  coalesce(tolerance, interval '0') as tolerance,
+  signature_header,
+  signature_prefix,
+  signature_encoding,
+  id_from,
+  type_from,
+  event_type,
+  target_url,
+  max_body
+from postern.source
+where status = 'active'
+order by id
