@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -174,11 +173,11 @@ func (s *senders) check(t *testing.T, db *pgtest.Database) {
 
 // Many senders of large bodies are turned away early: memory is bounded by the
 // budget and not by their number, and those that are let in are served.
-func TestOverload(t *testing.T) {
-	connections, size, atLeast := 40, 128<<10, time.Duration(0)
-	if os.Getenv("POSTERN_SOAK") != "" {
-		connections, size, atLeast = 200, 1<<20, 10*time.Second
-	}
+func TestOverload(t *testing.T) { overload(t, 40, 128<<10, 0) }
+
+// overload sends bodies of the size over so many connections for at least so
+// long.
+func overload(t *testing.T, connections, size int, atLeast time.Duration) {
 	db := pgtest.DB(t)
 	db.Exec(shop)
 	budget := int64(8 * size)

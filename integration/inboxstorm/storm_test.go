@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,24 +14,21 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// rounds is short in the suite and long in a soak.
-func rounds(short, long int) int {
-	if os.Getenv("POSTERN_SOAK") != "" {
-		return long
-	}
-	return short
-}
-
 // However many copies come at once, through one process or many, at every
 // isolation level: one is processed, all others are duplicates, nothing fails.
 func TestStorm(t *testing.T) {
 	t.Parallel()
+	storms(t, 60, 5)
+}
+
+// storms takes the rounds of 20 and of 200 copies.
+func storms(t *testing.T, twenty, twoHundred int) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		for _, s := range []storm{
-			{Copies: 20, Receivers: 1, Pool: 5, Rounds: rounds(100, 1000)},
-			{Copies: 20, Receivers: 20, Pool: 1, Rounds: rounds(60, 1000)}, // every copy meets the others in the database alone
-			{Copies: 200, Receivers: 1, Pool: 5, Rounds: rounds(5, 1000)},
-			{Copies: 200, Receivers: 4, Pool: 5, Rounds: rounds(5, 1000)},
+			{Copies: 20, Receivers: 1, Pool: 5, Rounds: twenty},
+			{Copies: 20, Receivers: 20, Pool: 1, Rounds: twenty}, // every copy meets the others in the database alone
+			{Copies: 200, Receivers: 1, Pool: 5, Rounds: twoHundred},
+			{Copies: 200, Receivers: 4, Pool: 5, Rounds: twoHundred},
 		} {
 			// The machine may be slow and busy; what is asserted is the outcome.
 			s.Isolation, s.Wait = level, 20*time.Second
