@@ -52,9 +52,15 @@ func (db *database) connect(ctx context.Context) error {
 		return fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	config.ConnConfig.RuntimeParams["application_name"] = "postern demo"
-	if db.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return fmt.Errorf("connect: %w", err)
+	}
+	db.pool = pool // from here on there may be something to drop
 	if _, err := db.pool.Exec(ctx, db.in(`
 create schema shop;
 create table shop.orders (

@@ -245,8 +245,12 @@ func (d *demo) suggest() {
 	}
 	for _, q := range queries {
 		s.say(s.paint(dim, "\n  -- "+q.why))
-		for _, line := range strings.Split(d.db.in(q.sql)+";", "\n") {
-			s.say("  " + line)
+		sql := q.sql
+		if d.keep {
+			sql = d.db.in(sql) // the next one may have other names
+		}
+		for line := range strings.Lines(sql + ";") {
+			s.say("  " + strings.TrimSuffix(line, "\n"))
 		}
 	}
 }
