@@ -6,7 +6,9 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"errors"
+	"os"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -271,6 +273,19 @@ func TestTableOfAnotherName(t *testing.T) {
 	}
 	if _, err := in.Prune(ctx, db.Pool, inbox.DefaultLongestRetry); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The manual shows the table that ships.
+func TestManualShowsTheSchema(t *testing.T) {
+	t.Parallel()
+	manual, err := os.ReadFile("../../docs/receiving.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	comments := regexp.MustCompile(`(?s)/\*.*?\*/\n|--[^\n]*\n`)
+	if want := comments.ReplaceAllString(inbox.Schema, ""); !strings.Contains(string(manual), "```sql\n"+want+"```\n") {
+		t.Errorf("docs/receiving.md should show:\n%s", want)
 	}
 }
 

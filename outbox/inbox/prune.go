@@ -31,9 +31,10 @@ const (
 	// paused or no dispatcher ran comes on top.
 	PosternRetry = 34 * time.Hour
 
-	// DefaultLongestRetry is a week: twice the longest of the above, which
-	// leaves half of it for outages.
-	DefaultLongestRetry = 7 * 24 * time.Hour
+	// DefaultLongestRetry is longer than any documented schedule that we know
+	// of (Strike: 12 retries over about nine days), outages of the receiver
+	// included.
+	DefaultLongestRetry = 14 * 24 * time.Hour
 
 	// pruneBatch keeps one delete well under a second.
 	pruneBatch = 5000

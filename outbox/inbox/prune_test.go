@@ -21,8 +21,8 @@ const age = `insert into postern_inbox (source, event_id, received_at)
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	db, ctx := database(t), t.Context()
-	db.Exec(age, "old", "7 days 1 minute", 12_000)
-	db.Exec(age, "young", "6 days 23 hours", 100)
+	db.Exec(age, "old", "14 days 1 minute", 12_000)
+	db.Exec(age, "young", "13 days 23 hours", 100)
 	held := begin(t, db, pgx.ReadCommitted)
 	if _, err := held.Exec(ctx, "select from postern_inbox where event_id like 'old1_' for update"); err != nil {
 		t.Fatal(err)
