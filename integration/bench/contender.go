@@ -145,4 +145,3 @@ func (c *child) complain(name string) error {
 	}
 	return fmt.Errorf("%s ended early: %s\n%s", name, c.cmd.ProcessState, text)
 }
-

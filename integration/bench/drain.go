@@ -75,6 +75,11 @@ func (b *bench) drainIn(ctx context.Context, c *contender, db *database, w work)
 	if err != nil {
 		return nil, err
 	}
+	if b.profile != "" {
+		if err := db.explain(ctx); err != nil {
+			return nil, err
+		}
+	}
 	delivered := m["delivered"]
 	m["pg_cpu_s_per_1000"] = (used.cpu - before.cpu).Seconds() / delivered * 1000
 	m["statements_per_delivery"] = float64(used.statements-before.statements) / delivered

@@ -197,3 +197,40 @@ func hold(ctx context.Context, url string) (release func(), err error) {
 	}
 	return func() { _ = conn.Close(context.WithoutCancel(ctx)) }, nil
 }
+
+// statement is what one statement of a contender has cost the server.
+type statement struct {
+	Calls  int64
+	Mean   float64 // milliseconds
+	Max    float64
+	Rows   int64
+	Total  float64
+	Blocks int64
+	WAL    int64
+	Query  string
+}
+
+// top lists the dearest statements.
+func (d *database) top(ctx context.Context) ([]statement, error) {
+	if !d.server.statements {
+		return nil, nil
+	}
+	rows, _ := d.server.admin.Query(ctx, `
+select calls, mean_exec_time, max_exec_time, rows, total_exec_time, shared_blks_hit + shared_blks_read, wal_bytes::bigint,
+       left(regexp_replace(query, '\s+', ' ', 'g'), 60)
+  from pg_stat_statements
+ where dbid = $1
+ order by total_exec_time desc
+ limit 12`, d.oid)
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[statement])
+}
+
+// explain prints where the server's time went.
+func (d *database) explain(ctx context.Context) error {
+	list, err := d.top(ctx)
+	for _, s := range list {
+		fmt.Fprintf(os.Stderr, "%8d calls %9.3f ms mean %9.1f max %10.1f total %9d rows %10d blocks %10d WAL  %s\n",
+			s.Calls, s.Mean, s.Max, s.Total, s.Rows, s.Blocks, s.WAL, s.Query)
+	}
+	return err
+}
