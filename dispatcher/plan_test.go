@@ -142,8 +142,14 @@ func explain(t testing.TB, conn *pgx.Conn, verb, mode string, named pgx.NamedArg
 			t.Fatal(err)
 		}
 	}()
+	return pagesOf(t, conn, verb, "p"+call)
+}
+
+// pagesOf runs a prepared statement under explain.
+func pagesOf(t testing.TB, conn *pgx.Conn, verb, call string) (pages, rows int) {
+	t.Helper()
 	var out string
-	if err := conn.QueryRow(ctx, "explain (analyze, buffers, format json) execute p"+call, pgx.QueryExecModeSimpleProtocol).Scan(&out); err != nil {
+	if err := conn.QueryRow(t.Context(), "explain (analyze, buffers, format json) execute "+call, pgx.QueryExecModeSimpleProtocol).Scan(&out); err != nil {
 		t.Fatalf("%s: %v", verb, err)
 	}
 	var plans []struct {
@@ -157,6 +163,78 @@ func explain(t testing.TB, conn *pgx.Conn, verb, mode string, named pgx.NamedArg
 		t.Fatal(err)
 	}
 	return plans[0].Plan.Hit + plans[0].Plan.Read, int(plans[0].Plan.Rows)
+}
+
+// A statement is planned once for a session, which may begin while every table
+// is empty and last until they are not.
+func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	conn := db.Connect()
+	defer func() { _ = conn.Close(context.Background()) }()
+	for _, table := range []string{"outbox", "delivery", "attempt", "breaker", "endpoint"} {
+		db.Exec("alter table postern." + table + " set (autovacuum_enabled = off)")
+		db.Exec("vacuum analyze postern." + table)
+	}
+	if _, err := conn.Exec(t.Context(), settings, pgx.NamedArgs{"local": false}); err != nil {
+		t.Fatal(err)
+	}
+	const n = 20_000
+	cases := []struct {
+		verb string
+		args pgx.NamedArgs
+		most int // pages
+	}{
+		{"find", pgx.NamedArgs{"after": "", "steps": 20, "ramp": time.Minute}, 150},
+		{"fresh", pgx.NamedArgs{"seen": int64(n - 20), "quiet_us": int64(0), "ramp": time.Minute}, 60},
+		{"claim", pgx.NamedArgs{
+			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
+			"governed": false, "ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250},
+		{"record", recordArgs(n, 10), 200},
+		{"expire", pgx.NamedArgs{"since": time.Time{}}, 20},
+		{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20},
+	}
+	run := make([]func() (pages, rows int), len(cases))
+	for i, c := range cases {
+		run[i] = prepareAndRun(t, conn, c.verb, c.args)
+	}
+	db.Exec(`
+		insert into postern.outbox (event_type, payload, target_url)
+		select 'a', '1', '` + ninety + `/' from generate_series(1, ` + strconv.Itoa(n) + `)`)
+	db.Exec(`
+		insert into postern.attempt (claim_id, delivery_id, outbox_id, started_at, number, duration_ms, outcome, destination)
+		select i, i, i, now(), 1, 1, 'delivered', '' from generate_series(1, ` + strconv.Itoa(n) + `) i`)
+	for i, c := range cases {
+		if pages, _ := run[i](); pages > c.most {
+			t.Errorf("%s: %d pages, want at most %d", c.verb, pages, c.most)
+		}
+	}
+}
+
+// prepareAndRun runs a statement once, so that the session keeps its plan, and
+// returns a function that runs it again; nothing that it changes stays.
+func prepareAndRun(t testing.TB, conn *pgx.Conn, verb string, named pgx.NamedArgs) func() (pages, rows int) {
+	t.Helper()
+	text, args, err := named.RewriteQuery(t.Context(), conn, sql.Load(verb, "postern"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), "prepare kept_"+verb+" as "+text); err != nil {
+		t.Fatalf("%s: %v", verb, err)
+	}
+	literals := make([]string, len(args))
+	for i, arg := range args {
+		literals[i] = literal(arg)
+	}
+	again := func() (pages, rows int) {
+		if _, err := conn.Exec(t.Context(), "begin"); err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Exec(t.Context(), "rollback")
+		return pagesOf(t, conn, verb, "kept_"+verb+"("+strings.Join(literals, ", ")+")")
+	}
+	again()
+	return again
 }
 
 // literal writes an argument as SQL.

@@ -21,6 +21,10 @@ another process is claiming. Zero rows: nothing due is free.
 
 The commit does not wait for the disk: a claim lost in a crash is only claimed
 again.
+
+The plan is kept for as long as the session lasts and may have been made while
+the tables were empty: `= any (array(…))` and `offset 0` leave it no choice but
+to look rows up, where a join could have become a walk through all of them.
 */
 with quick as materialized (
   select set_config('synchronous_commit', 'off', true)
@@ -71,8 +75,7 @@ claimed as (
          claimed_by   = @dispatcher,
          leased_until = now() + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval) + @margin::interval,
          attempts     = d.attempts + 1
-    from due
-   where d.id = due.id
+   where d.id = any (array(select due.id from due))
   returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.last_error
 ),
 charged as (
@@ -113,6 +116,6 @@ select c.id,
        e.permanent_codes
   from claimed c
   join wanted w on w.destination = c.destination
-  left join postern.outbox o on o.id = c.outbox_id
-  left join postern.endpoint e on e.id = c.endpoint_id
+  left join lateral (select * from postern.outbox o where o.id = c.outbox_id offset 0) o on true
+  left join lateral (select * from postern.endpoint e where e.id = c.endpoint_id offset 0) e on true
  order by c.destination, c.next_attempt_at, c.id

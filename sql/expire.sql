@@ -22,9 +22,8 @@ ended as (
          leased_until = null,
          claim_id = null,
          claimed_by = null
-    from expired e
-   where d.outbox_id = e.id
-     and d.status = 'pending'
+   where d.outbox_id = any (array(select id from expired))
+     and d.status is not distinct from 'pending' -- as `=` it would invite a walk along the index of what is pending
      and (d.leased_until is null or d.leased_until < now())
   returning d.id
 )

@@ -72,6 +72,7 @@ claimed as (
          attempts     = d.attempts + 1
     from due
    where d.id = due.id
+     and d.id = any (array(select due.id from due))
      and d.status = 'pending'
      and (d.leased_until is null or d.leased_until < now())
   returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.leased_until, due.trips
@@ -114,5 +115,5 @@ select c.id,
        e.permanent_codes
   from claimed c
   join leased l on l.destination = c.destination
-  left join postern.outbox o on o.id = c.outbox_id
-  left join postern.endpoint e on e.id = c.endpoint_id
+  left join lateral (select * from postern.outbox o where o.id = c.outbox_id offset 0) o on true
+  left join lateral (select * from postern.endpoint e where e.id = c.endpoint_id offset 0) e on true

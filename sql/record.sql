@@ -9,8 +9,11 @@ Writing an outcome a second time changes nothing; while its first writing is
 still under way it fails with a unique violation (23505) and is tried again.
 (`on conflict` would cost every row a second WAL record.)
 
+As in claim.sql, nothing is joined that could be walked through as a whole
+instead of looked up.
+
 Rows come in order of delivery id and are locked in that order. Returns the
-claims that were still ours; a claim that is missing had been taken over,
+deliveries that were still ours; one that is missing had been taken over,
 cancelled or deleted.
 
 A delivery that could not be sent gets its attempt back, and so does one that
@@ -37,16 +40,14 @@ logged as (
          status, outcome, destination, class, error, response
     from outcome o
    where sent
-     and not exists (
-           select from postern.attempt a
-            where a.outbox_id = o.outbox_id and a.claim_id = o.claim_id)
+     and (select a.claim_id
+            from postern.attempt a
+           where a.outbox_id = o.outbox_id and a.claim_id = o.claim_id) is null
 ),
 delivered as (
   delete from postern.delivery d
-   using outcome o
-   where o.outcome = 'delivered'
-     and d.id = o.delivery_id
-  returning o.claim_id
+   where d.id = any (array(select delivery_id from outcome where outcome = 'delivered'))
+  returning d.id
 ),
 changed as (
   update postern.delivery d
@@ -72,8 +73,9 @@ changed as (
    where o.outcome <> 'delivered'
      and d.id = o.delivery_id
      and d.claim_id = o.claim_id
-  returning o.claim_id
+     and d.id = any (array(select delivery_id from outcome where outcome <> 'delivered'))
+  returning d.id
 )
-select claim_id from delivered
+select id from delivered
  union all
-select claim_id from changed
+select id from changed
