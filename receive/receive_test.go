@@ -20,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"postern/integration/pgtest"
+	"postern/migrations"
 	"postern/outbox/inbox"
 	"postern/outbox/signature"
 	"postern/receive"
@@ -443,6 +444,31 @@ func TestForeignDefaults(t *testing.T) {
 	crowd.Wait()
 	if outcomes[accepted] != 1 || outcomes[duplicate] != 9 {
 		t.Errorf("answers: %v, want 1 accepted and 9 duplicates", outcomes)
+	}
+}
+
+// A pooler that lends connections by the transaction, and a schema of another
+// name, change nothing but how soon a change of the sources is noticed.
+func TestBehindAPooler(t *testing.T) {
+	t.Parallel()
+	db := pgtest.EmptyDB(t)
+	if err := migrations.Up(t.Context(), db.URL, "hooks"); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(strings.ReplaceAll(shop, "postern.", "hooks."))
+	d := open(t, pgtest.PgBouncer(t, db), func(c *receive.Config) { c.Schema = "hooks" }).ready()
+	for n := range 20 {
+		id := "e" + strconv.Itoa(n)
+		d.expect("first", d.standard("/shop", id, "{}"), accepted)
+		d.expect("again", d.standard("/shop", id, "{}"), duplicate)
+	}
+	db.Exec("update hooks.source set path = '/elsewhere'")
+	pgtest.Eventually(t, time.Minute, "the change is noticed", func() bool {
+		got, err := d.send(d.standard("/elsewhere", "e0", "{}"))
+		return err == nil && got == duplicate
+	})
+	if n := pgtest.Scan[int](t, db, "select count(*)::int from hooks.outbox"); n != 20 {
+		t.Errorf("%d messages, want 20", n)
 	}
 }
 
