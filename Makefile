@@ -18,7 +18,7 @@ build: ## build the binary into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/postern
 
 demo: ## see it work; KEEP=1 leaves it running until Ctrl-C, ARGS sets the sizes
-	@go build -o bin/demo ./integration/demo && exec bin/demo $(if $(filter-out 0,$(KEEP)),-keep) $(ARGS)
+	@CGO_ENABLED=0 go build -trimpath -o bin/ ./integration/demo && exec bin/demo $(if $(filter-out 0,$(KEEP)),-keep) $(ARGS)
 
 test: ## run every test, on a PostgreSQL that it starts itself
 	race=$$(.ci/race) && $(withpg) go test $$race ./...

@@ -21,6 +21,8 @@ const stopLimit = 10 * time.Second
 // binary is the path of the real program.
 type binary string
 
+// build makes it as `make build` does, and as `make demo` made this program, so
+// that nothing is compiled twice.
 func build(ctx context.Context, dir string) (binary, error) {
 	path := filepath.Join(dir, "postern")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", path, "postern/cmd/postern")
