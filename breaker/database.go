@@ -8,7 +8,7 @@ type DatabaseSettings struct {
 	LockWait  time.Duration // from when waiting for a lock counts; 2 s
 	Waiting   float64       // share of the dispatchers that wait; 0.3
 	Sessions  int           // sessions of the database that wait; 20
-	Timeouts  int           // statements or connections given up in half a minute, over the fleet; 5
+	Timeouts  int           // statements, or connections, that each dispatcher gives up in 15 s; 5
 	InFlight  float64       // share of slots in flight; 0.85
 	SlowClaim float64       // how many times slower than usual a claim is; 20
 	Cooldown  time.Duration // until the first probe; 5 s

@@ -130,6 +130,10 @@ func (d *Dispatcher) beat(ctx context.Context) {
 		if troubled || err != nil {
 			wait = troubledInterval
 		}
+		if row := d.breakers.known.Row(breaker.Database); err == nil && !row.Passes {
+			// Claiming has stopped, and nothing is to be decided before the next try.
+			wait = min(max(time.Until(row.RetryAt), troubledInterval), heartbeatInterval)
+		}
 		wait = max(0, wait-time.Since(began))
 		if err == nil {
 			if h.failures > 1 {
@@ -170,8 +174,10 @@ func (d *Dispatcher) beatOnce(ctx context.Context, h *heart) (troubled bool, err
 	}
 	if verdict.State == breaker.Open || verdict.State == breaker.HalfOpen {
 		d.db.vitals.Forgive()
-		if err := d.try(ctx, h); err != nil {
-			return true, err
+		if row := d.breakers.known.Row(breaker.Database); !row.Passes && !row.RetryAt.After(time.Now()) {
+			if err := d.try(ctx, h); err != nil {
+				return true, err
+			}
 		}
 	}
 	return waiting[0] || verdict.Reason != nil || verdict.State != breaker.Closed, nil

@@ -24,6 +24,8 @@ const (
 	// half-dead connection is noticed within their sum.
 	echoInterval = 5 * time.Second
 	echoLimit    = 8 * time.Second
+	// setUpLimit is how long a new connection may take to listen.
+	setUpLimit = 10 * time.Second
 	// selfTest is how long the first echo of a connection may take before it is
 	// said that notifications do not arrive.
 	selfTest = 2 * time.Second
@@ -53,6 +55,7 @@ type listener struct {
 	heard     atomic.Int64   // when, in Unix nanoseconds
 	works     atomic.Bool    // notifications arrive
 	pooled    atomic.Bool    // the connection is a pooler's
+	setUp     *time.Timer    // ends a connection that does not come to listen
 
 	mu      sync.Mutex
 	tries   int       // connections in a row on which nothing was heard
@@ -83,6 +86,7 @@ func newListener(url string, d *Dispatcher) (*listener, error) {
 		echo:      sql.Channel("echo"+strconv.FormatInt(d.id, 36), d.cfg.Schema),
 		connected: make(chan *pgx.Conn, 1),
 		sound:     make(chan struct{}, 1),
+		setUp:     time.AfterFunc(0, func() {}),
 	}, nil
 }
 
@@ -158,6 +162,7 @@ func (h handler) HandleBacklog(_ context.Context, _ string, conn *pgx.Conn) erro
 		h.hint()
 		return nil
 	}
+	h.l.setUp.Stop()
 	select {
 	case <-h.l.connected:
 	default:
@@ -194,6 +199,9 @@ func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Until it listens nothing else notices that the server is not there any more.
+	l.setUp.Stop()
+	l.setUp = time.AfterFunc(setUpLimit, func() { _ = conn.PgConn().Conn().Close() })
 	var pid uint32
 	if err := conn.QueryRow(ctx, listenSettings).Scan(&pid, nil, nil); err != nil {
 		_ = conn.Close(ctx)

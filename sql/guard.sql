@@ -42,8 +42,8 @@ verdict as materialized (
   select case
            when waiting > live * @waiting::double precision then format('%s of %s dispatchers wait for locks', waiting, live)
            when sessions >= @sessions then format('%s sessions wait for locks', sessions)
-           when lock_timeouts >= @timeouts then format('%s statements gave up waiting', lock_timeouts)
-           when pool_timeouts >= @timeouts then format('no connection was free %s times', pool_timeouts)
+           when lock_timeouts >= live * @timeouts then format('%s statements gave up waiting', lock_timeouts)
+           when pool_timeouts >= live * @timeouts then format('no connection was free %s times', pool_timeouts)
            when unrecorded > slots * @in_flight_ratio::double precision and throughput < usual_throughput * 0.2
              then format('%s outcomes wait to be recorded, %s/s are', unrecorded, round(throughput::numeric, 1))
            when claim_ms > usual_claim_ms * @slow_claim::double precision and claim_ms > 250

@@ -101,7 +101,7 @@ type runSettings struct {
 	BreakerDatabaseLockWait  time.Duration `setting:"" default:"2s" min:"100ms" max:"1m" placeholder:"DURATION" group:"breaker" help:"From when a wait for a lock in the database counts."`
 	BreakerDatabaseWaiting   ratio         `setting:"" default:"0.3" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of the dispatchers that wait for locks and open the breaker of the database itself."`
 	BreakerDatabaseSessions  int           `setting:"" default:"20" min:"1" max:"100000" placeholder:"N" group:"breaker" help:"Sessions of the database, the application's included, that wait for locks and open it."`
-	BreakerDatabaseTimeouts  int           `setting:"" default:"5" min:"1" max:"100000" placeholder:"N" group:"breaker" help:"Statements and connections that the dispatchers gave up waiting for in half a minute and that open it."`
+	BreakerDatabaseTimeouts  int           `setting:"" default:"5" min:"1" max:"100000" placeholder:"N" group:"breaker" help:"Statements, or connections, that each dispatcher gives up waiting for in 15s and that open it."`
 	BreakerDatabaseInFlight  ratio         `setting:"" default:"0.85" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of all slots in flight that opens it while less than a fifth of the usual gets done."`
 	BreakerDatabaseSlowClaim int           `setting:"" default:"20" min:"2" max:"10000" placeholder:"N" group:"breaker" help:"How many times slower than usual claims must be to open it."`
 	BreakerDatabaseCooldown  time.Duration `setting:"" default:"5s" min:"100ms" max:"1h" placeholder:"DURATION" group:"breaker" help:"How long it stays open the first time."`

@@ -43,6 +43,9 @@ func TestFleetStepsAside(t *testing.T) {
 		fleet.Start(t, c)
 	}
 	db.Exec(`create table orders (id int)`)
+	idle, since := statements(t, db), time.Now()
+	pgtest.Eventually(t, time.Minute, "ten idle seconds", func() bool { return time.Since(since) > 10*time.Second })
+	idle = statements(t, db) - idle
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	holder := db.Connect()
@@ -69,11 +72,15 @@ func TestFleetStepsAside(t *testing.T) {
 	t.Logf("open %s after the sessions began to queue", time.Since(began).Round(100*time.Millisecond))
 	insertMany(db, rcv.URL, 200)
 	before, from := statements(t, db), time.Now()
+	pgtest.Eventually(t, time.Minute, "ten seconds of the incident", func() bool { return time.Since(from) > 10*time.Second })
+	busy := statements(t, db) - before
+	t.Logf("the fleet of three made %d transactions in ten idle seconds and %d in ten of the incident", idle, busy)
+	if busy > 2*idle+50 {
+		t.Errorf("%d transactions in ten seconds of the incident, %d when idle", busy, idle)
+	}
 	pgtest.Eventually(t, time.Minute, "it has been tried twice", func() bool {
-		time.Sleep(200 * time.Millisecond)
 		return count(t, db, `select count(*) from postern.journal where subject = 'database' and change = 'half_open'`) >= 2
 	})
-	t.Logf("%.1f transactions a second meanwhile", float64(statements(t, db)-before)/time.Since(from).Seconds())
 	// Each try may have claimed a few.
 	if n := rcv.Count(); n > 50 {
 		t.Errorf("%d requests while the database was in trouble", n)

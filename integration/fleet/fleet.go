@@ -221,6 +221,9 @@ func (p *Process) Wait() int {
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
+// Pid is the process's id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
 // Output is what the process has printed so far.
 func (p *Process) Output() string { return p.log.String() }
 

@@ -1,0 +1,185 @@
+package breaking
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"postern/integration/fleet"
+	"postern/integration/pgtest"
+	"postern/integration/receiver"
+)
+
+// silently runs a statement without its triggers, so that nobody is notified.
+func silently(t testing.TB, db *pgtest.Database, sql string, args ...any) {
+	t.Helper()
+	conn := db.Connect()
+	if _, err := conn.Exec(t.Context(), `set session_replication_role = replica`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// trickle writes messages to a URL until the test ends or it is told to stop.
+func trickle(t testing.TB, db *pgtest.Database, url string) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() {
+		for ctx.Err() == nil {
+			if _, err := db.Pool.Exec(ctx, `insert into postern.outbox (event_type, payload, target_url) values ('order.created', '{}', $1)`, url); err != nil && ctx.Err() == nil {
+				t.Error(err)
+				return
+			}
+			time.Sleep(2 * time.Millisecond) // some hundreds a second
+		}
+	})
+	return func() { cancel(); done.Wait() }
+}
+
+// From the commit that opens a breaker nobody starts a request, whether the
+// change is announced or not, since every claim reads the row. What was claimed
+// before is on the wire within milliseconds.
+func TestOpenedByHand(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(db *pgtest.Database, destination string){
+		"announced": func(db *pgtest.Database, destination string) {
+			db.Exec(`select postern.open_breaker($1, 'maintenance', '1 minute')`, destination)
+		},
+		"by an update of the row": func(db *pgtest.Database, destination string) {
+			db.Exec(`insert into postern.breaker (destination) values ($1)`, destination)
+			db.Exec(`update postern.breaker set state = 'open', retry_at = now() + interval '1 minute' where destination = $1`, destination)
+		},
+		"in silence": func(db *pgtest.Database, destination string) {
+			silently(t, db, `insert into postern.breaker (destination, state, opened_at, retry_at) values ($1, 'open', now(), now() + interval '1 minute')`, destination)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.DB(t)
+			rcv := receiver.New(t, receiver.Status(200))
+			for range 3 {
+				c, _ := config(t, db)
+				c.Batch = 100
+				fleet.Start(t, c)
+			}
+			stop := trickle(t, db, rcv.URL)
+			rcv.Wait(100, time.Minute)
+			open(db, rcv.URL)
+			opened := time.Now()
+			time.Sleep(2500 * time.Millisecond) // two polls and a half in which something could happen
+			stop()
+			late := time.Duration(0)
+			for _, r := range rcv.Requests() {
+				late = max(late, r.Arrived.Sub(opened))
+			}
+			t.Logf("the last request came %s after the commit", late.Round(time.Millisecond))
+			if late > time.Second {
+				t.Errorf("a request came %s after the commit", late)
+			}
+			pgtest.Eventually(t, time.Minute, "no attempt is used up by waiting", func() bool {
+				return count(t, db, `select coalesce(sum(attempts), 0) from postern.delivery`) == 0
+			})
+			before, began := rcv.Count(), time.Now()
+			db.Exec(`select postern.close_breaker($1, 'done')`, rcv.URL)
+			rcv.Wait(before+1, time.Minute)
+			t.Logf("the first request came %s after closing", time.Since(began).Round(time.Millisecond))
+			pgtest.Eventually(t, time.Minute, "everything is delivered", func() bool { return count(t, db, remaining) == 0 })
+		})
+	}
+}
+
+// Notifications are not believed: a storm of false ones makes a dispatcher read
+// its table once a second, and a true one is still followed.
+func TestFalseAnnouncements(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	c, said := config(t, db)
+	fleet.Start(t, c)
+	pgtest.Eventually(t, time.Minute, "listening", func() bool { return count(t, db, listeners) == 1 })
+	insert(t, db, rcv.URL)
+	rcv.Wait(1, time.Minute)
+
+	// Only the reading of the breakers looks into the table of evidence.
+	reads := func() int {
+		db.Exec(`select pg_stat_clear_snapshot()`)
+		return count(t, db, `select coalesce(seq_scan, 0) + coalesce(idx_scan, 0) from pg_stat_user_tables where schemaname = 'postern' and relname = 'evidence'`)
+	}
+	before, began := reads(), time.Now()
+	for _, payload := range []string{"", "nobody", strings.Repeat("garbage ", 900), rcv.URL} {
+		if _, err := db.Pool.Exec(t.Context(), `select pg_notify('postern.breaker', $1 || n) from generate_series(1, 2500) n`, payload); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			time.Sleep(100 * time.Millisecond)
+			db.Exec(`select pg_notify('postern.breaker', $1), pg_notify('postern.wake', $1)`, payload)
+		}
+	}
+	// Statistics arrive late; what comes later was counted as well.
+	time.Sleep(1200 * time.Millisecond)
+	if n, most := reads()-before, 4+int(time.Since(began)/time.Second); n > most {
+		t.Errorf("%d reads in %s", n, time.Since(began))
+	}
+	db.Exec(`select postern.open_breaker($1)`, rcv.URL)
+	pgtest.Eventually(t, 20*time.Second, "a true one is followed", func() bool { return said.count(`"state":"closed","generation":1`) == 1 })
+	if n := said.count(`"level":"warn"`) + said.count(`"level":"error"`); n != 0 {
+		t.Errorf("%s", said)
+	}
+}
+
+// No message makes the notification of its insert fail.
+func TestNotificationsNeverFailAnInsert(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	c, _ := config(t, db)
+	c.Timeout = 10 * time.Second
+	fleet.Start(t, c)
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url) values ('order.created', $1, $2)`, strings.Repeat("x", 1<<20), rcv.URL)
+	for column, value := range map[string]string{
+		"message_id": strings.Repeat("é", 300),
+		"tenant":     strings.Repeat("t", 9000),
+	} {
+		_, err := db.Pool.Exec(t.Context(), fmt.Sprintf(`insert into postern.outbox (event_type, payload, target_url, %s) values ('order.created', '{}', $1, $2)`, column), rcv.URL, value)
+		pg, ok := err.(*pgconn.PgError) //nolint:errorlint // the error is shown when it is another
+		if !ok || pg.Code != "23514" || !strings.Contains(pg.ConstraintName, column) {
+			t.Errorf("%s: %v", column, err)
+		}
+	}
+	_, err := db.Pool.Exec(t.Context(), `insert into postern.breaker (destination, state) values ($1, 'open')`, strings.Repeat("x", 9000))
+	if pg, ok := err.(*pgconn.PgError); !ok || pg.Code != "23514" { //nolint:errorlint // as above
+		t.Errorf("a destination that no notification could carry: %v", err)
+	}
+	rcv.Wait(1, time.Minute)
+}
+
+// Behind a transaction pooler nothing is announced; breakers that SQL opens
+// and closes are obeyed all the same.
+func TestBreakersBehindAPooler(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	url := pgtest.PgBouncer(t, db, map[string]string{"default_pool_size": "3"})
+	for range 3 {
+		c, _ := config(t, db)
+		c.DatabaseURL = url
+		fleet.Start(t, c)
+	}
+	insertMany(db, rcv.URL, 100)
+	rcv.Wait(100, time.Minute)
+	db.Exec(`select postern.open_breaker($1)`, rcv.URL)
+	insertMany(db, rcv.URL, 100)
+	time.Sleep(2500 * time.Millisecond) // two polls and a half in which something could happen
+	if n := rcv.Count(); n != 100 {
+		t.Errorf("%d requests to a destination that is shut", n-100)
+	}
+	db.Exec(`select postern.close_breaker($1)`, rcv.URL)
+	rcv.Wait(200, time.Minute)
+}
