@@ -524,7 +524,7 @@ begin
     if tg_op = 'INSERT' or old.state in ('closed', 'throttled') then
       new.opened_at := now();
     end if;
-    if new.retry_at is null or (new.state = 'open' and new.retry_at < now()) then
+    if new.retry_at is null or (new.state = 'open' and new.retry_at < now() and (tg_op = 'INSERT' or old.state <> 'open')) then
       new.retry_at := now() + interval '15 s';
     end if;
   end if;
