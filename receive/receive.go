@@ -39,6 +39,9 @@ type Config struct {
 	ReloadInterval time.Duration // between two readings of the sources, when no notification comes
 	ShutdownGrace  time.Duration // for requests in flight when ctx ends
 
+	// Cut, when closed, ends the grace at once. May be nil.
+	Cut <-chan struct{}
+
 	Log zerolog.Logger
 }
 
@@ -121,6 +124,13 @@ func (s *Server) serve(ctx, known context.Context, listener net.Listener) error 
 	s.cfg.Log.Info().Msg("draining")
 	grace, cancel := context.WithTimeout(known, s.cfg.ShutdownGrace)
 	defer cancel()
+	loops.Go(func() {
+		select {
+		case <-s.cfg.Cut:
+			cancel()
+		case <-watching.Done():
+		}
+	})
 	if shutdownErr := server.Shutdown(grace); shutdownErr != nil {
 		_ = server.Close() // cuts what is left, which is what the grace is for
 	}

@@ -447,6 +447,39 @@ func TestForeignDefaults(t *testing.T) {
 	}
 }
 
+// The first signal lets a request that is on its way finish, the second cuts it
+// off.
+func TestSignals(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(shop)
+	for _, second := range []bool{false, true} {
+		cut := make(chan struct{})
+		d := open(t, db.URL, func(c *receive.Config) { c.Timeout, c.ShutdownGrace, c.Cut = time.Minute, time.Minute, cut }).ready()
+		r := d.dripping("/shop", "e"+strconv.FormatBool(second), "{}")
+		if got := r.read(); got != http.StatusContinue {
+			t.Fatalf("the header is answered %d", got)
+		}
+		r.write(1)
+		pgtest.Eventually(t, time.Minute, "the drain begins", func() bool {
+			d.stop()
+			return strings.Contains(d.log.String(), "draining")
+		})
+		if second {
+			close(cut)
+			if err := <-d.ended; err != nil {
+				t.Errorf("cut: ended with %v", err)
+			}
+			d.ended <- nil
+			continue
+		}
+		r.write(1)
+		if got := r.answer(); got != http.StatusOK {
+			t.Errorf("the request on its way is answered %d", got)
+		}
+	}
+}
+
 // A pooler that lends connections by the transaction, and a schema of another
 // name, change nothing but how soon a change of the sources is noticed.
 func TestBehindAPooler(t *testing.T) {

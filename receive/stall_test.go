@@ -243,16 +243,19 @@ func TestBudget(t *testing.T) {
 	half := d.dripping("/shop", "half", strings.Repeat("x", room/2))
 	half.write(room/2 - 1)
 	large := strings.Repeat("y", room/2+2)
-	turnedAway := func(length int64) func() bool {
-		return func() bool {
-			r := d.standard("/shop", "e2", large)
-			r.ContentLength = length
-			got, err := d.send(r)
-			return err == nil && got == overloaded
-		}
-	}
-	pgtest.Eventually(t, time.Minute, "what has come counts", turnedAway(int64(len(large))))
-	pgtest.Eventually(t, time.Minute, "also without a declared length", turnedAway(-1))
+	pgtest.Eventually(t, time.Minute, "what has come counts", func() bool {
+		// It sends no body: one that does may take the room from half's last bytes.
+		probe := d.dripping("/shop", "e2", large)
+		defer probe.conn.Close()
+		return probe.read() == http.StatusServiceUnavailable
+	})
+	d.expect("with a declared length", d.standard("/shop", "e2", large), overloaded)
+	pgtest.Eventually(t, time.Minute, "also without a declared length", func() bool {
+		r := d.standard("/shop", "e2", large)
+		r.ContentLength = -1
+		got, err := d.send(r) // an error is a connection that was closed while the body was on its way
+		return err == nil && got == overloaded
+	})
 	d.expect("a small one", d.standard("/shop", "e3", "{}"), accepted)
 
 	half.write(1)
@@ -267,9 +270,10 @@ func TestBudget(t *testing.T) {
 
 // dripping is a request whose body is sent by hand.
 type dripping struct {
-	t    *testing.T
-	conn net.Conn
-	body string
+	t       *testing.T
+	conn    net.Conn
+	answers *bufio.Reader
+	body    string
 }
 
 func (d *door) dripping(path, id, body string) *dripping {
@@ -279,12 +283,12 @@ func (d *door) dripping(path, id, body string) *dripping {
 		d.t.Fatal(err)
 	}
 	d.t.Cleanup(func() { conn.Close() })
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n", path, len(body))
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n", path, len(body))
 	if err := d.standard(path, id, body).Header.Write(conn); err != nil {
 		d.t.Fatal(err)
 	}
 	fmt.Fprint(conn, "\r\n")
-	return &dripping{d.t, conn, body}
+	return &dripping{d.t, conn, bufio.NewReader(conn), body}
 }
 
 func (d *dripping) write(n int) {
@@ -295,14 +299,25 @@ func (d *dripping) write(n int) {
 	d.body = d.body[n:]
 }
 
-func (d *dripping) answer() int {
+// read returns the next status: 100 when the body begins to be read.
+func (d *dripping) read() int {
 	d.t.Helper()
-	response, err := http.ReadResponse(bufio.NewReader(d.conn), nil)
+	response, err := http.ReadResponse(d.answers, nil)
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	response.Body.Close()
 	return response.StatusCode
+}
+
+// answer returns the final status.
+func (d *dripping) answer() int {
+	d.t.Helper()
+	status := d.read()
+	for status == http.StatusContinue {
+		status = d.read()
+	}
+	return status
 }
 
 // heap watches how far the heap grows until end.

@@ -37,6 +37,7 @@ func (c *receiveCommand) config(p process) receive.Config {
 		Memory:         int64(s.ReceiveMemory),
 		ReloadInterval: reloadInterval,
 		ShutdownGrace:  s.ReceiveTimeout + time.Second,
+		Cut:            p.cut,
 		Log:            c.Log.logger(p.stderr),
 	}
 }
