@@ -55,6 +55,9 @@ const (
 	// busySilence is how long inserts do not wake a process that has just found
 	// work. It must be over soon after a process that was killed.
 	busySilence = 500 * time.Millisecond
+	// doorsInterval is the least time between two scans because of hints that a
+	// door was changed, since anybody may send those.
+	doorsInterval = 100 * time.Millisecond
 	// gather is how long a claim waits for slots beside the first free one.
 	gather = 4 * time.Millisecond
 	// minIdle is the first wait after work has run out. Transactions whose
@@ -82,11 +85,14 @@ type Dispatcher struct {
 	breakers     *breakers
 	flying       sync.WaitGroup
 	lost         atomic.Int64 // requests cut and outcomes not recorded
+	orphans      chan string  // destinations whose endpoint is deleted
+	doors        atomic.Bool  // somebody says that one was changed
 
 	// Used by the claiming loop alone.
 	seen      int64  // newest delivery that fresh has read
 	foundUpTo string // where find goes on
 	nextFind  time.Time
+	lastFind  time.Time
 	lastFresh time.Time
 	busy      bool // the last round started something
 }
@@ -115,6 +121,7 @@ func Run(ctx context.Context, cfg Config) error {
 	var background sync.WaitGroup
 	background.Go(func() { d.beat(ctx) })
 	background.Go(func() { d.expire(ctx) })
+	background.Go(func() { d.cancelOrphans(ctx) })
 	background.Go(func() { d.listener.run(ctx) })
 	background.Go(func() { d.followBreakers(ctx) })
 	background.Go(func() { d.report(ctx) })
@@ -170,6 +177,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
 		jobs:         make(chan job),
 		wakeups:      make(chan struct{}, 1),
+		orphans:      make(chan string, steps),
 		breakers:     newBreakers(cfg.Breaker),
 	}
 	if d.now == nil {
@@ -359,9 +367,11 @@ func (d *Dispatcher) look(ctx context.Context) error {
 		}
 		d.lastFresh = now
 	}
-	if now.Before(d.nextFind) {
+	if now.Before(d.nextFind) && !(d.doors.Load() && now.Sub(d.lastFind) > doorsInterval) {
 		return nil
 	}
+	d.lastFind = now
+	d.doors.Store(false)
 	ended, err := d.find(ctx)
 	if err != nil {
 		return err
