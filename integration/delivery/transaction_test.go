@@ -93,10 +93,10 @@ func TestNothingIsSentBeforeTheCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	rcv.Wait(21, time.Minute)
+	settled(t, db) // the request is logged before the script looks
 	if n, _ := seen.Load("slow"); n != 1 {
 		t.Errorf("the receiver saw %v orders", n)
 	}
-	settled(t, db)
 	_ = conn.Close(t.Context())
 }
 
