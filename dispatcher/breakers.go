@@ -172,6 +172,9 @@ func (d *Dispatcher) readBreakers(ctx context.Context) (changed bool, err error)
 	}
 	changes := d.breakers.known.Replace(read)
 	for _, c := range changes {
+		if c.Now.State != c.Before.State {
+			d.metrics.transitions.WithLabelValues(c.Now.State).Inc()
+		}
 		if c.Reopened() && c.Now.Destination != breaker.Database {
 			d.destinations.mark(c.Now.Destination, d.ramp() > 0)
 			hint(d.wakeups)

@@ -26,6 +26,7 @@ type claimed struct {
 	Probe         bool  `db:"-"` // it was claimed to try a shut door
 
 	MessageID    *string // nil: the message was deleted by hand
+	CreatedAt    *time.Time
 	EventType    *string
 	ContentType  *string
 	PayloadBytes *int
@@ -35,16 +36,15 @@ type claimed struct {
 	MaxAttempts  *int
 	Expired      *bool
 
-	EndpointStatus     *string
-	EndpointGeneration *int64
-	Style              *string
-	Secret             *string
-	PreviousSecret     *string
-	EndpointHeaders    []byte
-	Timeout            *time.Duration
-	BackoffBase        *time.Duration
-	BackoffCap         *time.Duration
-	PermanentCodes     []int
+	EndpointStatus  *string
+	Style           *string
+	Secret          *string
+	PreviousSecret  *string
+	EndpointHeaders []byte
+	Timeout         *time.Duration
+	BackoffBase     *time.Duration
+	BackoffCap      *time.Duration
+	PermanentCodes  []int
 }
 
 // claim takes what is due for the shares, and returns the deliveries with the
@@ -85,6 +85,7 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]claimed,
 		return nil, nil, err
 	}
 	cost := time.Since(started)
+	d.metrics.claimed(len(rows), cost)
 	return rows, board(rows, shares, func(s share, n int, last floor) []*flight {
 		return d.destinations.take(s, n, last, started, cost)
 	}), nil
@@ -167,9 +168,6 @@ func (d *Dispatcher) find(ctx context.Context) (ended bool, err error) {
 	for _, row := range rows {
 		if row.Due {
 			d.destinations.mark(row.Destination, row.Governed)
-		}
-		if row.Orphaned {
-			d.orphaned(row.Destination)
 		}
 	}
 	if len(rows) < steps {

@@ -27,12 +27,16 @@ type Config struct {
 	BackoffBase   time.Duration
 	BackoffCap    time.Duration
 	RetryAfterCap time.Duration
-	DisableAfter  time.Duration // nothing but failures for so long disables an endpoint; 0: never
 	PollInterval  time.Duration // between looks when nothing is due
 	ShutdownGrace time.Duration // for requests in flight when ctx ends
 	ResponseLimit int64         // bytes of an answer's body that are kept
 
-	Breaker breaker.Settings
+	Breaker   breaker.Settings
+	Retention Retention
+
+	// HTTPAddr is where metrics, health and the status page are served; empty:
+	// nowhere.
+	HTTPAddr string
 
 	AllowNetworks []netip.Prefix // addresses the guard lets through, private ones too
 	AllowHTTP     bool           // plain http:// is sent, not only https://

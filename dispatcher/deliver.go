@@ -43,6 +43,7 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	// The slot is held until the outcome is taken over: where outcomes cannot be
 	// recorded, nothing more is sent.
 	d.db.vitals.unrecorded.Add(1)
+	d.metrics.ended(&e)
 	d.outcomes <- e
 	if c.Probe {
 		d.probed(c, &e)

@@ -55,9 +55,6 @@ const (
 	// busySilence is how long inserts do not wake a process that has just found
 	// work. It must be over soon after a process that was killed.
 	busySilence = 500 * time.Millisecond
-	// doorsInterval is the least time between two scans because of hints that a
-	// door was changed, since anybody may send those.
-	doorsInterval = 100 * time.Millisecond
 	// gather is how long a claim waits for slots beside the first free one.
 	gather = 4 * time.Millisecond
 	// minIdle is the first wait after work has run out. Transactions whose
@@ -83,16 +80,15 @@ type Dispatcher struct {
 	wakeups      chan struct{}      // a hint that something is due; holds one
 	listener     *listener
 	breakers     *breakers
+	metrics      *metrics
+	health       *health
 	flying       sync.WaitGroup
 	lost         atomic.Int64 // requests cut and outcomes not recorded
-	orphans      chan string  // destinations whose endpoint is deleted
-	doors        atomic.Bool  // somebody says that one was changed
 
 	// Used by the claiming loop alone.
 	seen      int64  // newest delivery that fresh has read
 	foundUpTo string // where find goes on
 	nextFind  time.Time
-	lastFind  time.Time
 	lastFresh time.Time
 	busy      bool // the last round started something
 }
@@ -102,10 +98,25 @@ type Dispatcher struct {
 // after a clean end, ErrCut when work was cut short, and another error when it
 // could not start. A database that goes away later is waited for without end.
 func Run(ctx context.Context, cfg Config) error {
+	m, h := newMetrics(cfg.Version), newHealth(ctx)
+	if cfg.HTTPAddr != "" {
+		stop, err := serve(cfg.HTTPAddr, m, h, cfg.Version, cfg.Log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	d, err := start(ctx, cfg)
 	if err != nil {
 		return err
 	}
+	d.metrics, d.health = m, h
+	m.observe(d)
+	return d.run(ctx)
+}
+
+// run is the life of a dispatcher that has joined the fleet.
+func (d *Dispatcher) run(ctx context.Context) error {
 	defer d.db.pool.Close()
 	defer d.post.Close()
 
@@ -121,18 +132,21 @@ func Run(ctx context.Context, cfg Config) error {
 	var background sync.WaitGroup
 	background.Go(func() { d.beat(ctx) })
 	background.Go(func() { d.expire(ctx) })
-	background.Go(func() { d.cancelOrphans(ctx) })
 	background.Go(func() { d.listener.run(ctx) })
 	background.Go(func() { d.followBreakers(ctx) })
 	background.Go(func() { d.report(ctx) })
+	background.Go(func() { d.retain(ctx) })
+	if d.cfg.HTTPAddr != "" {
+		background.Go(func() { d.sample(ctx) })
+	}
 
-	d.log.Info().Int64("dispatcher", d.id).Int("slots", cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
+	d.log.Info().Int64("dispatcher", d.id).Int("slots", d.cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
 	d.dispatch(ctx, work)
 
-	d.log.Info().Int("in_flight", cfg.Slots-d.destinations.free()).Msg("draining")
+	d.log.Info().Int("in_flight", d.cfg.Slots-d.destinations.free()).Msg("draining")
 	d.drain(cutWork)
 	close(d.outcomes)
-	deadline := time.AfterFunc(min(5*time.Second, cfg.ShutdownGrace/2), cutRecords)
+	deadline := time.AfterFunc(min(5*time.Second, d.cfg.ShutdownGrace/2), cutRecords)
 	recorders.Wait()
 	deadline.Stop()
 	background.Wait()
@@ -177,7 +191,6 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
 		jobs:         make(chan job),
 		wakeups:      make(chan struct{}, 1),
-		orphans:      make(chan string, steps),
 		breakers:     newBreakers(cfg.Breaker),
 	}
 	if d.now == nil {
@@ -247,10 +260,15 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 	for ctx.Err() == nil {
 		n, asked, err := d.round(ctx, work)
 		d.busy = n > 0
+		if err == nil {
+			d.health.worked()
+		}
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
 			failures++
+			d.health.failed(err)
+			d.metrics.failed("claim")
 			if failures == 1 {
 				d.log.Error().Err(err).Msg("claiming failed; waiting for the database")
 			}
@@ -367,11 +385,9 @@ func (d *Dispatcher) look(ctx context.Context) error {
 		}
 		d.lastFresh = now
 	}
-	if now.Before(d.nextFind) && !(d.doors.Load() && now.Sub(d.lastFind) > doorsInterval) {
+	if now.Before(d.nextFind) {
 		return nil
 	}
-	d.lastFind = now
-	d.doors.Store(false)
 	ended, err := d.find(ctx)
 	if err != nil {
 		return err
@@ -414,6 +430,8 @@ func (d *Dispatcher) awaitSlot(ctx context.Context) {
 // little longer for others, so that a claim is worth its cost.
 func (d *Dispatcher) awaitSlots(ctx context.Context) {
 	want := min(d.cfg.Batch, max(1, d.cfg.Slots/8))
+	sayWell := time.NewTicker(unreadyAfter / 3)
+	defer sayWell.Stop()
 	var gathered <-chan time.Time
 	for {
 		free := d.destinations.free()
@@ -430,6 +448,8 @@ func (d *Dispatcher) awaitSlots(ctx context.Context) {
 			return
 		case <-gathered:
 			return
+		case <-sayWell.C: // full slots are no reason to be called unready
+			d.health.worked()
 		case <-d.destinations.freed:
 		}
 	}

@@ -78,12 +78,8 @@ func newListener(url string, d *Dispatcher) (*listener, error) {
 	conn.DefaultQueryExecMode = pgx.QueryExecModeExec
 	wake := &wakeUps{to: d.wakeups}
 	return &listener{
-		onWake: wake.hint,
-		onBreaker: func() {
-			hint(d.breakers.stale)
-			d.doors.Store(true)
-			wake.hint()
-		},
+		onWake:    wake.hint,
+		onBreaker: func() { hint(d.breakers.stale) },
 		log:       d.log,
 		db:        d.db,
 		config:    conn,

@@ -3,7 +3,7 @@ drop view postern.retention_headroom, postern.held_snapshot, postern.lock_wait, 
 drop function postern.sample_backlog(integer, interval), postern.estimate_backlog(text, text),
   postern.retain(text, interval, interval, integer), postern.retain_messages(bigint, timestamptz, timestamptz, integer),
   postern.retain_attempts(bigint, timestamptz, integer),
-  postern.outbox_id_since(timestamptz), postern.claim_id_since(timestamptz);
+  postern.outbox_id_since(timestamptz), postern.sample_throughput();
 drop table postern.retention;
 drop procedure postern.replay_batches(text, integer, interval);
 drop function postern.pause(text, text), postern.resume(text),

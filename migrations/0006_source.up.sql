@@ -87,3 +87,6 @@ after insert or update or delete or truncate on postern.source
 for each statement execute function postern.announce_source();
 
 revoke execute on function postern.announce_source() from public;
+
+comment on function postern.announce_source() is
+  'Trigger: tells front doors that a source has changed.';

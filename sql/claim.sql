@@ -87,7 +87,6 @@ charged as (
     join (select destination, array_agg(id) as ids, count(*) as n from claimed group by destination) c
       on c.destination = a.destination
    where g.destination = a.destination
-     and g.destination = any (array(select destination from allowance))
 )
 select c.id,
        c.claim_id,
@@ -98,6 +97,7 @@ select c.id,
        c.attempts,
        w.generation,
        o.message_id,
+       o.created_at,
        o.event_type,
        o.content_type,
        octet_length(o.payload) as payload_bytes,
@@ -107,7 +107,6 @@ select c.id,
        coalesce(o.max_attempts, e.max_attempts) as max_attempts,
        o.expires_at <= now() as expired,
        e.status as endpoint_status,
-       e.generation as endpoint_generation,
        e.style,
        e.secret,
        case when e.previous_until > now() then e.previous_secret end as previous_secret,

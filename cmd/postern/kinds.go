@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -95,23 +96,30 @@ func (k kind) within(tag *kong.Tag, value any) bool {
 	if !isNumber || tag.Has("zero") && number == 0 {
 		return true
 	}
-	return number >= k.bound(tag, "min", math.Inf(-1)) && number <= k.bound(tag, "max", math.Inf(1))
+	return k.compare(value, tag, "min") >= 0 && k.compare(value, tag, "max") <= 0
 }
 
-// bound returns the number behind a min or max tag. The tags are constants of
-// the program: a test reads them all, so a wrong one does not get here.
-func (k kind) bound(tag *kong.Tag, name string, none float64) float64 {
+// compare tells on which side of a min or max tag a value is; without the tag
+// there is none. Whole numbers are compared as such: nanoseconds of a few
+// months are more than a float64 tells apart. The tags are constants of the
+// program: a test reads them all, so a wrong one does not get here.
+func (k kind) compare(value any, tag *kong.Tag, name string) int {
 	if !tag.Has(name) {
-		return none
+		return 0
 	}
-	value, err := k.parse(tag.Get(name))
+	bound, err := k.parse(tag.Get(name))
 	if err != nil {
 		panic(fmt.Sprintf("tag %s:%q: %s", name, tag.Get(name), err))
 	}
+	if v := reflect.ValueOf(value); v.CanInt() {
+		return cmp.Compare(v.Int(), reflect.ValueOf(bound).Int())
+	}
 	number, _ := magnitude(value)
-	return number
+	limit, _ := magnitude(bound)
+	return cmp.Compare(number, limit)
 }
 
+// magnitude returns the number behind a value, where there is one.
 func magnitude(value any) (float64, bool) {
 	v := reflect.ValueOf(value)
 	switch {

@@ -28,6 +28,8 @@ var groups = []kong.Group{
 	{Key: "addresses", Title: "Addresses"},
 	{Key: "breaker", Title: "Circuit breakers"},
 	{Key: "receiving", Title: "Receiving"},
+	{Key: "retention", Title: "Retention"},
+	{Key: "observing", Title: "Observing"},
 	{Key: "log", Title: "Log"},
 }
 
@@ -77,7 +79,6 @@ type runSettings struct {
 	BackoffBase   time.Duration `setting:"" default:"5s" min:"1ms" max:"1h" placeholder:"DURATION" group:"delivery" help:"The first retry comes within this time, chosen at random; the bound doubles with every attempt."`
 	BackoffCap    time.Duration `setting:"" default:"4h" min:"1ms" max:"7d" placeholder:"DURATION" group:"delivery" help:"Longest bound between two attempts."`
 	RetryAfterCap time.Duration `setting:"" default:"24h" min:"1s" max:"7d" placeholder:"DURATION" group:"delivery" help:"Longest Retry-After of a receiver that is obeyed."`
-	DisableAfter  time.Duration `setting:"" default:"5d" min:"1m" max:"90d" zero:"never disables one for failing" placeholder:"DURATION" group:"delivery" help:"An endpoint that had nothing but failures for so long is disabled."`
 	PollInterval  time.Duration `setting:"" default:"1s" min:"10ms" max:"1m" placeholder:"DURATION" group:"delivery" help:"Time between two looks at an idle outbox. A busy one is looked at again at once."`
 	ShutdownGrace time.Duration `setting:"" default:"20s" min:"100ms" max:"10m" zero:"cuts requests off at once" placeholder:"DURATION" group:"delivery" help:"How long requests in flight may go on after the first signal. A second signal ends the wait."`
 
@@ -106,6 +107,13 @@ type runSettings struct {
 	BreakerDatabaseInFlight  ratio         `setting:"" default:"0.85" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of all slots in flight that opens it while less than a fifth of the usual gets done."`
 	BreakerDatabaseSlowClaim int           `setting:"" default:"20" min:"2" max:"10000" placeholder:"N" group:"breaker" help:"How many times slower than usual claims must be to open it."`
 	BreakerDatabaseCooldown  time.Duration `setting:"" default:"5s" min:"100ms" max:"1h" placeholder:"DURATION" group:"breaker" help:"How long it stays open the first time."`
+
+	RetentionMessages time.Duration `setting:"" default:"30d" min:"1m" max:"3650d" zero:"keeps them for ever" placeholder:"DURATION" group:"retention" help:"How long messages are kept that were delivered or cancelled, or that nobody subscribed to, counted from the last attempt. They can be replayed that long. What waits is never removed."`
+	RetentionDead     time.Duration `setting:"" default:"0" min:"1m" max:"3650d" zero:"keeps them for ever" placeholder:"DURATION" group:"retention" help:"How long dead letters are kept, counted from when the message was written."`
+	RetentionAttempts time.Duration `setting:"" default:"30d" min:"1m" max:"3650d" zero:"keeps them for ever" placeholder:"DURATION" group:"retention" help:"How long the log of attempts is kept, at least as long as the message."`
+	RetentionJournal  time.Duration `setting:"" default:"90d" min:"1m" max:"3650d" zero:"keeps it for ever" placeholder:"DURATION" group:"retention" help:"How long the journal of breakers, endpoints and operators' acts is kept."`
+
+	HTTPAddr address `name:"http-addr" setting:"" allowed:"host:port, such as 127.0.0.1:9464, or :9464 for every interface" computed:"not served" placeholder:"ADDR" group:"observing" help:"Where metrics (/metrics), health (/healthz, /readyz) and the status page (/) are served."`
 
 	// secret is the signing secret, wherever it came from.
 	secret signature.Secret

@@ -20,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"postern/breaker"
+	"postern/dispatcher"
 	"postern/outbox/signature"
 )
 
@@ -400,14 +401,15 @@ func TestSettingsReachTheDispatcher(t *testing.T) {
 	initial := fields()
 	changed := fields("--schema=hooks", "--listen-url=postgres://direct/shop", "--signing-secret="+signature.NewSecret().Reveal(),
 		"--slots=1", "--batch=2", "--timeout=3s", "--lease=4s", "--max-attempts=5", "--backoff-base=6s", "--backoff-cap=7s",
-		"--retry-after-cap=8s", "--disable-after=8d", "--poll-interval=9s", "--shutdown-grace=10s", "--response-limit=11KiB",
+		"--retry-after-cap=8s", "--poll-interval=9s", "--shutdown-grace=10s", "--response-limit=11KiB",
 		"--allow-networks=10.0.0.0/8", "--allow-http", "--allow-ports=12", "--database-url=postgres://other/shop",
 		"--breaker-window=13s", "--breaker-ratio=0.14", "--breaker-minimum=15", "--breaker-consecutive=16", "--breaker-dead-letters=17",
 		"--breaker-slow-call=18s", "--breaker-slow-ratio=0.19", "--breaker-cooldown=20s", "--breaker-cooldown-cap=21s",
 		"--breaker-probes=22", "--breaker-ramp=23s", "--breaker-database-lock-wait=24s", "--breaker-database-waiting=0.25", "--breaker-database-sessions=26",
-		"--breaker-database-timeouts=27", "--breaker-database-in-flight=0.28", "--breaker-database-slow-claim=29", "--breaker-database-cooldown=31s")
+		"--breaker-database-timeouts=27", "--breaker-database-in-flight=0.28", "--breaker-database-slow-claim=29", "--breaker-database-cooldown=31s",
+		"--retention-messages=32d", "--retention-dead=33d", "--retention-attempts=34d", "--retention-journal=35d", "--http-addr=127.0.0.1:3636")
 	for field, value := range initial {
-		own := []string{"Version", "Now", "Cut", "Log"} // not from settings, or not to be compared
+		own := []string{"Version", "Now", "Cut", "Log", "Retention.Interval"} // not from settings, or not to be compared
 		if changed[field] == value && !slices.Contains(own, field) {
 			t.Errorf("%s is %s whatever is set", field, value)
 		}
@@ -423,7 +425,7 @@ func flatten(v reflect.Value, prefix string) map[string]string {
 	for i := range v.NumField() {
 		name := prefix + v.Type().Field(i).Name
 		switch value := v.Field(i).Interface().(type) {
-		case breaker.Settings, breaker.DatabaseSettings:
+		case breaker.Settings, breaker.DatabaseSettings, dispatcher.Retention:
 			maps.Copy(fields, flatten(v.Field(i), name+"."))
 		case signature.Secret:
 			fields[name] = value.Reveal()

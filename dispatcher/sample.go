@@ -1,0 +1,86 @@
+package dispatcher
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	// sampleInterval is the least time between two looks at the database for
+	// the metrics and the status page. One that took long is followed by a
+	// hundred times as long a rest, so that looking stays under a hundredth of a
+	// core however large the backlog is.
+	sampleInterval = 15 * time.Second
+	sampleRest     = 100
+)
+
+// sampled is one row of sample.sql.
+type sampled struct {
+	Destination   *string
+	WaitsFor      *string
+	Due           *int64
+	Waiting       *int64
+	Counted       *bool
+	OldestSeconds *float64
+	DrainSeconds  *float64
+	PerSecond     *float64
+
+	DeadLetters     *int64
+	SnapshotSeconds *float64
+	LockWaiters     *int64
+	At              *time.Time
+}
+
+// sample looks at the database for the metrics until ctx ends.
+func (d *Dispatcher) sample(ctx context.Context) {
+	wait, failing := time.Duration(0), false
+	for pause(ctx, wait) {
+		started := time.Now()
+		err := d.sampleOnce(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && !failing:
+			d.log.Warn().Err(err).Msg("looking at the backlog failed; its metrics are old until it works again")
+		}
+		failing = err != nil
+		wait = max(sampleInterval, sampleRest*time.Since(started))
+	}
+}
+
+func (d *Dispatcher) sampleOnce(ctx context.Context) error {
+	started := time.Now()
+	rows, err := query(ctx, d.db, "sample", pgx.StrictNamedArgs{}, pgx.RowToStructByName[sampled])
+	if err != nil {
+		return err
+	}
+	middle := started.Add(time.Since(started) / 2)
+	s := &d.metrics.sampled
+	s.due.Reset()
+	s.waiting.Reset()
+	s.oldest.Reset()
+	oldest, drain := map[string]float64{}, 0.0
+	for _, r := range rows {
+		if r.Destination == nil {
+			s.deadLetters.Set(float64(deref(r.DeadLetters)))
+			s.snapshot.Set(deref(r.SnapshotSeconds))
+			s.waiters.Set(float64(deref(r.LockWaiters)))
+			s.skew.Set(r.At.Sub(middle).Seconds())
+			continue
+		}
+		reason := deref(r.WaitsFor)
+		s.due.WithLabelValues(reason).Add(float64(deref(r.Due)))
+		s.waiting.WithLabelValues(reason).Add(float64(deref(r.Waiting)))
+		oldest[reason] = max(oldest[reason], deref(r.OldestSeconds))
+		drain = max(drain, deref(r.DrainSeconds))
+	}
+	for reason, age := range oldest {
+		s.oldest.WithLabelValues(reason).Set(age)
+	}
+	s.drain.Set(drain)
+	s.at.SetToCurrentTime()
+	d.health.sampled(rows, time.Now())
+	return nil
+}
