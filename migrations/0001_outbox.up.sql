@@ -206,7 +206,7 @@ origin, scheme and host in lower case, default port and final dot dropped,
 user information stripped. Never raises: what cannot be read safely is
 'invalid', and the dispatcher says why when it comes to send. */
 
-create function postern.destination(target_url text) returns text
+create function postern.origin(target_url text) returns text
 language sql immutable parallel safe
 as $$
   select coalesce(
@@ -226,6 +226,22 @@ as $$
       where octet_length(host) between 1 and 253
         and coalesce(port between 1 and 65535, true)),
     'invalid')
+$$;
+
+/* Nearly every URL is spelled as its origin is, and then cutting it out costs a
+tenth. The planner writes this function's text into the statement that calls it,
+which it would not with a subquery in it. */
+
+create function postern.destination(target_url text) returns text
+language sql immutable parallel safe
+as $$
+  select case
+           when target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
+                and octet_length(target_url) <= 8192
+                and octet_length(split_part(target_url, '/', 3)) <= 240
+           then split_part(target_url, '/', 1) || '//' || split_part(target_url, '/', 3)
+           else postern.origin(target_url)
+         end
 $$;
 
 /* -------------------------------------------------------------- subscribes

@@ -1176,6 +1176,7 @@ comment on column postern.retention_headroom.warning is 'What to look at; empty 
 
 comment on function postern.fan_out() is 'Trigger: writes the deliveries of new messages, and wakes a dispatcher that asked for it.';
 comment on function postern.refuse_update() is 'Trigger: a message is not changed once written.';
+comment on function postern.origin(text) is 'What postern.destination does with a URL that is not in its origin''s own spelling.';
 comment on function postern.destination(text) is 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
 comment on function postern.subscribes(text[], text) is 'Whether one of the patterns takes the event type: itself, *, or a prefix such as order.*';
 comment on function postern.passes(postern.breaker) is 'Whether deliveries to a breaker''s destination may be claimed.';

@@ -526,23 +526,13 @@ COMMENT ON FUNCTION postern.cooldown(trips integer, base interval, longest inter
 CREATE FUNCTION postern.destination(target_url text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $_$
-  select coalesce(
-    (select lower(part[1] collate "C") || '://' || lower(host collate "C")
-         || case
-              when port is null then ''
-              when lower(part[1] collate "C") = 'http' and port = 80 then ''
-              when lower(part[1] collate "C") = 'https' and port = 443 then ''
-              else ':' || port
-            end
-       from regexp_match(
-              case when octet_length(target_url) <= 8192 then target_url end,
-              '^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)',
-              'i') as part,
-            regexp_replace(part[2], '\.$', '') as host,
-            cast(nullif(part[3], '') as bigint) as port
-      where octet_length(host) between 1 and 253
-        and coalesce(port between 1 and 65535, true)),
-    'invalid')
+  select case
+           when target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
+                and octet_length(target_url) <= 8192
+                and octet_length(split_part(target_url, '/', 3)) <= 240
+           then split_part(target_url, '/', 1) || '//' || split_part(target_url, '/', 3)
+           else postern.origin(target_url)
+         end
 $_$;
 
 COMMENT ON FUNCTION postern.destination(target_url text) IS 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
@@ -759,6 +749,30 @@ CREATE FUNCTION postern.open_breaker(destination text, reason text DEFAULT NULL:
 $_$;
 
 COMMENT ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) IS 'Stops sending to a destination, for so long or until it is closed: select postern.open_breaker(''https://example.com'', ''maintenance'', ''2 hours'').';
+
+CREATE FUNCTION postern.origin(target_url text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $_$
+  select coalesce(
+    (select lower(part[1] collate "C") || '://' || lower(host collate "C")
+         || case
+              when port is null then ''
+              when lower(part[1] collate "C") = 'http' and port = 80 then ''
+              when lower(part[1] collate "C") = 'https' and port = 443 then ''
+              else ':' || port
+            end
+       from regexp_match(
+              case when octet_length(target_url) <= 8192 then target_url end,
+              '^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)',
+              'i') as part,
+            regexp_replace(part[2], '\.$', '') as host,
+            cast(nullif(part[3], '') as bigint) as port
+      where octet_length(host) between 1 and 253
+        and coalesce(port between 1 and 65535, true)),
+    'invalid')
+$_$;
+
+COMMENT ON FUNCTION postern.origin(target_url text) IS 'What postern.destination does with a URL that is not in its origin''s own spelling.';
 
 CREATE FUNCTION postern.outbox_id_since(since timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql STABLE SECURITY DEFINER
