@@ -209,8 +209,15 @@ func (d *Dispatcher) join(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
+	defer conn.Release()
+	troubles, err := Check(ctx, conn.Conn(), d.cfg.Schema)
+	if err != nil {
+		return err
+	}
+	if len(troubles) > 0 {
+		return TroubleError(troubles)
+	}
 	status, err := migrations.Check(ctx, conn.Conn(), d.cfg.Schema)
-	conn.Release()
 	if err != nil {
 		return fmt.Errorf("check the schema: %w", err)
 	}

@@ -1,0 +1,328 @@
+package endpoints
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/rs/zerolog"
+
+	"postern/dispatcher"
+	"postern/integration/fleet"
+	"postern/integration/pgtest"
+	"postern/integration/receiver"
+)
+
+// withRoles is a database whose roles were made by sql/admin/roles.sql. Roles
+// belong to the cluster, so it has one of its own.
+func withRoles(t testing.TB) *pgtest.Database {
+	t.Helper()
+	db := pgtest.OwnCluster(t).DB()
+	text, err := os.ReadFile("../../sql/admin/roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // it may be run again
+		db.Exec(string(text))
+	}
+	return db
+}
+
+// login makes a login of its own in a role and returns its URL.
+func login(t testing.TB, db *pgtest.Database, role string) string {
+	t.Helper()
+	db.Exec(`create role login_` + role + ` login password 'test' in role postern_` + role)
+	return as(t, db, "login_"+role)
+}
+
+func as(t testing.TB, db *pgtest.Database, user string) string {
+	t.Helper()
+	u, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(user, "test")
+	return u.String()
+}
+
+func connect(t testing.TB, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// may runs statements, each in a transaction of its own that is rolled back.
+func may(t testing.TB, conn *pgx.Conn, statements ...string) {
+	t.Helper()
+	for _, s := range statements {
+		if err := try(t, conn, s); err != nil {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+}
+
+// mayNot wants each statement refused for want of a privilege.
+func mayNot(t testing.TB, conn *pgx.Conn, statements ...string) {
+	t.Helper()
+	for _, s := range statements {
+		var pg *pgconn.PgError
+		if err := try(t, conn, s); !errors.As(err, &pg) || pg.Code != "42501" {
+			t.Errorf("%s: %v, want permission denied", s, err)
+		}
+	}
+}
+
+func try(t testing.TB, conn *pgx.Conn, statement string) error {
+	t.Helper()
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), statement)
+	return err
+}
+
+func TestRoles(t *testing.T) {
+	t.Parallel()
+	db := withRoles(t)
+	id := endpoint(t, db, "a", "https://example.com/hidden-path", `headers = '{"X": "hidden-header"}'`)
+	db.Exec(`insert into postern.breaker (destination) values ('https://x.example')`)
+	tables := pgtest.Rows[string](t, db, `select c.oid::regclass::text from pg_class c where relnamespace = 'postern'::regnamespace and relkind in ('r', 'v')`)
+	views := pgtest.Rows[string](t, db, `select viewname::text from pg_views where schemaname = 'postern'`)
+
+	t.Run("app", func(t *testing.T) {
+		conn := connect(t, login(t, db, "app"))
+		may(t, conn,
+			`insert into postern.outbox (tenant, event_type, payload) values ('a', 'x', '{}')`,
+			`insert into postern.outbox (event_type, payload, target_url) values ('x', '{}', 'https://example.com') returning id, message_id`,
+			`insert into postern.outbox (event_type, payload, idempotency_key) values ('x', '{}', 'k') on conflict (tenant, idempotency_key) where idempotency_key is not null do nothing returning id`,
+			`select * from postern.enqueue('x', '{}', idempotency_key => 'k')`)
+		mayNot(t, conn,
+			`select payload from postern.outbox`,
+			`update postern.outbox set payload = '{}'`,
+			`delete from postern.outbox`,
+			`truncate postern.outbox`,
+			`insert into postern.outbox (id, event_type, payload) values (1, 'x', '{}')`,
+			`insert into postern.delivery (outbox_id, destination) values (1, 'https://x')`,
+			`select nextval('postern.claim_id')`,
+			`select setval('postern.wake_after', 9e18::bigint)`,
+			`select postern.add_endpoint('https://x.example')`,
+			`select postern.rotate_secret(1)`,
+			`select postern.pause('ep_1')`,
+			`select postern.replay('x')`,
+			`create table postern.mine ()`)
+		for _, table := range tables {
+			if !slices.Contains(views, strings.TrimPrefix(table, "postern.")) {
+				mayNot(t, conn, `delete from `+table, `truncate `+table)
+			}
+			if table != "postern.outbox" {
+				mayNot(t, conn, `select * from `+table)
+			}
+		}
+	})
+	t.Run("readonly", func(t *testing.T) {
+		conn := connect(t, login(t, db, "readonly"))
+		for _, view := range views {
+			may(t, conn, `select * from postern.`+view)
+		}
+		for _, table := range tables {
+			if !slices.Contains(views, strings.TrimPrefix(table, "postern.")) {
+				mayNot(t, conn, `select * from `+table)
+			}
+		}
+		mayNot(t, conn,
+			`select secret from postern.endpoint`,
+			`update postern.message set status = 'cancelled'`,
+			`insert into postern.outbox (event_type, payload) values ('x', '{}')`,
+			`select postern.rotate_secret(1)`,
+			`select postern.pause('ep_1')`)
+	})
+	t.Run("operator", func(t *testing.T) {
+		conn := connect(t, login(t, db, "operator"))
+		may(t, conn,
+			`select * from postern.message, postern.backlog, postern.endpoint_status, postern.lock_wait`,
+			`update postern.message set status = 'cancelled' where status = 'pending'`,
+			`update postern.endpoint set status = 'paused', max_in_flight = 3 where tenant = 'a'`,
+			`update postern.endpoint set secret = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=' where tenant = 'a'`,
+			`insert into postern.endpoint (url) values ('https://example.com')`,
+			`select * from postern.add_endpoint('https://example.com/hook', '{order.*}', 'acme')`,
+			`select postern.open_breaker('https://x.example', 'maintenance')`,
+			`select postern.close_breaker('https://x.example')`,
+			`select postern.pause('https://x.example')`,
+			`select postern.replay('x')`,
+			`update postern.breaker set state = 'open' where destination = 'https://x.example'`,
+			`delete from postern.outbox where message_id = 'x'`)
+		if _, err := conn.Exec(t.Context(), `select postern.rotate_secret($1), postern.pause('ep_' || $1::bigint), postern.resume('ep_' || $1::bigint)`, id); err != nil {
+			t.Error(err)
+		}
+		mayNot(t, conn,
+			`select secret from postern.endpoint`,
+			`select previous_secret from postern.endpoint`,
+			`select * from postern.endpoint`,
+			`update postern.endpoint set tenant = secret`,
+			`insert into postern.endpoint (url) values ('https://example.com') returning secret`,
+			`select secret from postern.source`,
+			`update postern.outbox set payload = '{}'`)
+	})
+	t.Run("receiver", func(t *testing.T) {
+		conn := connect(t, login(t, db, "receiver"))
+		may(t, conn,
+			`select * from postern.source`,
+			`insert into postern.outbox (message_id, event_type, payload, idempotency_key) values ('m', 'x', '{}', 'k') on conflict do nothing returning id`)
+		mayNot(t, conn, `select secret from postern.endpoint`, `update postern.source set status = 'disabled'`, `select payload from postern.outbox`)
+	})
+}
+
+// A dispatcher does all its work with no more than its role.
+func TestDispatcherRoleSuffices(t *testing.T) {
+	t.Parallel()
+	db := withRoles(t)
+	rcv := receiver.New(t, receiver.ByPath(map[string]receiver.Script{
+		"/gone":  receiver.Status(410),
+		"/fails": receiver.Status(500),
+		"/later": receiver.Sequence(receiver.Status(503, "Retry-After: 1"), receiver.Status(200)),
+	}, receiver.Status(200)))
+	down := receiver.New(t, receiver.Status(200))
+	down.Down()
+	endpoint(t, db, "a", rcv.URL, "max_in_flight = 2, rate_limit = 1000")
+	gone := endpoint(t, db, "a", rcv.URL+"/gone", "")
+	endpoint(t, db, "a", rcv.URL+"/fails", "max_attempts = 2")
+	endpoint(t, db, "a", rcv.URL+"/later", "")
+	deleted := endpoint(t, db, "a", rcv.URL+"/deleted", "")
+	endpoint(t, db, "a", down.URL, "max_attempts = 3")
+	config, out := logged(t, db, zerolog.DebugLevel)
+	config.DatabaseURL = login(t, db, "dispatcher")
+	config.Breaker.Cooldown = time.Second
+	publish(t, db, "a", 6)
+	db.Exec(`insert into postern.outbox (event_type, payload, expires_at) values ('x', '{}', now() + interval '1 s')`)
+	change(t, db, deleted, "status = 'deleted'")
+	running := fleet.Start(t, config)
+	pgtest.Eventually(t, time.Minute, "each kind of outcome is there", func() bool {
+		return pgtest.Scan[bool](t, db, `
+			select (select count(*) from postern.attempt where outcome = 'delivered') >= 6
+			   and (select count(*) from postern.delivery where status = 'dead' and reason = 'max_attempts') >= 1
+			   and (select count(*) from postern.delivery where status = 'cancelled') = 6
+			   and (select status = 'disabled' from postern.endpoint where id = $1)
+			   and (select count(*) from postern.breaker) > 0`, gone)
+	})
+	if err := running.Stop(); err != nil {
+		t.Error(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if strings.Contains(line, "42501") || strings.Contains(line, "permission denied") {
+			t.Error(line)
+		}
+	}
+	conn := connect(t, config.DatabaseURL)
+	mayNot(t, conn,
+		`update postern.endpoint set secret = 'x'`,
+		`update postern.endpoint set url = 'https://x.example'`,
+		`insert into postern.outbox (event_type, payload) values ('x', '{}')`,
+		`update postern.outbox set payload = '{}'`,
+		`delete from postern.journal`,
+		`select postern.rotate_secret(1)`,
+		`create table postern.mine ()`)
+}
+
+// No function runs for everybody, and none that runs with its owner's rights
+// looks a name up where a caller may put one.
+func TestFunctionsCannotBeHijacked(t *testing.T) {
+	t.Parallel()
+	db := withRoles(t)
+	for _, name := range pgtest.Rows[string](t, db, `
+		select p.oid::regprocedure::text
+		  from pg_proc p
+		 where p.pronamespace = 'postern'::regnamespace
+		   and p.prosecdef
+		   and not exists (select from unnest(p.proconfig) c where c in ('search_path=""', 'search_path=pg_catalog, pg_temp'))`) {
+		t.Errorf("%s is security definer and looks names up on the caller's search_path", name)
+	}
+	for _, name := range pgtest.Rows[string](t, db, `
+		select p.oid::regprocedure::text
+		  from pg_proc p
+		 cross join aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+		 where p.pronamespace = 'postern'::regnamespace and a.grantee = 0`) {
+		t.Errorf("everybody may execute %s", name)
+	}
+	endpoint(t, db, "a", "https://example.com/", "")
+	db.Exec(`grant temporary on database ` + db.Name + ` to postern_app`)
+	conn := connect(t, login(t, db, "app"))
+	for _, s := range []string{
+		`create temp table delivery (outbox_id bigint, destination text, endpoint_id bigint, next_attempt_at timestamptz)`,
+		`create temp table endpoint as select 9 as id, 'a' as tenant, 'active' as status, array['*'] as event_types`,
+		`create temp table inserted as select 9::bigint as id, 'a' as tenant, null::text as target_url, 'x' as event_type, null::timestamptz as deliver_after`,
+		`create function pg_temp.now() returns timestamptz language sql as 'select ''epoch''::timestamptz'`,
+		`create function pg_temp.starts_with(text, text) returns boolean language sql as 'select true'`,
+		`create function pg_temp.destination(text) returns text language sql as 'select ''https://evil.example'''`,
+		`set search_path = pg_temp, postern, pg_catalog`,
+		`insert into postern.outbox (tenant, event_type, payload) values ('a', 'x', '{}')`,
+		`insert into postern.outbox (event_type, payload, target_url) values ('x', '{}', 'https://example.org/x')`,
+	} {
+		if _, err := conn.Exec(t.Context(), s); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+	}
+	if n := pgtest.Scan[int](t, conn, `select count(*)::int from pg_temp.delivery`); n != 0 {
+		t.Errorf("%d deliveries went into a temporary table", n)
+	}
+	got := pgtest.Rows[string](t, db, `select regexp_replace(destination, '[0-9]+', 'N') from postern.delivery where next_attempt_at > '2000-01-01' order by 1`)
+	if !slices.Equal(got, []string{"ep_N", "https://example.org"}) {
+		t.Errorf("deliveries to %v", got)
+	}
+}
+
+// What is missing is said in words, before anything is claimed.
+func TestStartSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	db := withRoles(t)
+	dispatcherURL := login(t, db, "dispatcher")
+	db.Exec(`create role nobody login password 'test'`)
+	db.Exec(`create role halfway login password 'test'`)
+	db.Exec(`grant usage on schema postern to halfway; grant select on postern.delivery, postern.schema_migrations to halfway`)
+	saysWhatIsMissing(t, db, "no schema", as(t, db, "nobody"),
+		[]string{"role nobody may not use schema postern", "sql/admin/roles.sql"})
+	saysWhatIsMissing(t, db, "no privileges", as(t, db, "halfway"), []string{
+		"role halfway", "update, delete on postern.delivery", "select on postern.endpoint",
+		"usage on sequence postern.claim_id", "execute on function postern.passes"})
+	for _, c := range []struct {
+		name, prepare string
+		words         []string
+	}{
+		{"read-only", `alter role login_dispatcher set default_transaction_read_only = on`, []string{"read-only", "default_transaction_read_only"}},
+		{"row security", `alter role login_dispatcher reset default_transaction_read_only;
+			alter table postern.delivery enable row level security`, []string{"row-level security", "postern.delivery", "login_dispatcher"}},
+		{"a policy that lets some rows through", `create policy partly on postern.delivery for all to postern_dispatcher using (id > 0)`, []string{"row-level security"}},
+	} {
+		db.Exec(c.prepare)
+		saysWhatIsMissing(t, db, c.name, dispatcherURL, c.words)
+	}
+	db.Exec(`create policy wholly on postern.delivery for all to postern_dispatcher using (true) with check (true)`)
+	conn := connect(t, dispatcherURL)
+	if problems, err := dispatcher.Check(t.Context(), conn, "postern"); err != nil || len(problems) != 0 {
+		t.Errorf("with nothing missing: %q, %v", problems, err)
+	}
+}
+
+func saysWhatIsMissing(t testing.TB, db *pgtest.Database, name, url string, words []string) {
+	t.Helper()
+	config := fleet.Config(t, db)
+	config.DatabaseURL = url
+	err := fleet.Start(t, config).Wait()
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("%s: %v; want %q", name, err, w)
+		}
+	}
+}
