@@ -3,6 +3,7 @@ package receive
 import (
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ func TestLimited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &limited{Listener: inner, limit: 2}
+	l := &limited{Listener: inner, limit: 2, open: new(atomic.Int64)}
 	accepted := make(chan net.Conn, 10)
 	done := make(chan struct{})
 	go func() {

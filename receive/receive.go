@@ -32,6 +32,7 @@ type Config struct {
 	DatabaseURL string
 	Schema      string
 	Address     string // where to listen, host:port
+	MetricsAddr string // where /metrics is served; empty: nowhere
 
 	Timeout        time.Duration // from a request's header to its answer; its body may take all but a second of it
 	Connections    int           // to Postgres
@@ -53,7 +54,11 @@ type Server struct {
 	slots    chan struct{}                      // writes at one time
 	budget   budget
 	report   report
+	metrics  *metrics
 	draining atomic.Bool
+
+	connections atomic.Int64 // of senders
+	readAt      atomic.Int64 // when the sources were last read, in Unix nanoseconds
 }
 
 // Run listens on Config.Address and serves until ctx ends.
@@ -86,9 +91,21 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener) error {
 		budget: budget{limit: cfg.Memory},
 		report: report{log: cfg.Log, counts: make(map[string]map[string]int), last: make(map[string]error)},
 	}
+	s.metrics = newMetrics(s)
 	var background sync.WaitGroup
 	defer background.Wait()
 	defer end()
+	if cfg.MetricsAddr != "" {
+		serve, err := s.metrics.serve(known, cfg.MetricsAddr)
+		if err != nil {
+			return err
+		}
+		background.Go(func() {
+			if err := serve(); err != nil {
+				cfg.Log.Error().Err(err).Msg("metrics are not served any more")
+			}
+		})
+	}
 	background.Go(func() { s.report.run(known, reportInterval) })
 	return s.serve(ctx, known, listener)
 }
@@ -112,7 +129,9 @@ func (s *Server) serve(ctx, known context.Context, listener net.Listener) error 
 			ended <- err
 		}
 	})
-	loops.Go(func() { ended <- server.Serve(&limited{Listener: listener, limit: maxConnections}) })
+	loops.Go(func() {
+		ended <- server.Serve(&limited{Listener: listener, limit: maxConnections, open: &s.connections})
+	})
 	s.cfg.Log.Info().Str("address", listener.Addr().String()).Msg("receiving")
 
 	var err error
@@ -152,7 +171,7 @@ func (s *Server) readTimeout() time.Duration {
 type limited struct {
 	net.Listener
 	limit int64
-	open  atomic.Int64
+	open  *atomic.Int64
 }
 
 func (l *limited) Accept() (net.Conn, error) {
@@ -162,7 +181,7 @@ func (l *limited) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		if l.open.Add(1) <= l.limit {
-			return &counted{Conn: conn, open: &l.open}, nil
+			return &counted{Conn: conn, open: l.open}, nil
 		}
 		l.open.Add(-1)
 		_ = conn.Close() // nothing was promised

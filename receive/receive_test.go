@@ -480,6 +480,49 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// What an operator watches, on an address of its own.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(shop)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	listener.Close()
+	d := open(t, db.URL, func(c *receive.Config) { c.MetricsAddr = address }).ready()
+	d.expect("first", d.standard("/shop", "e1", "{}"), accepted)
+	d.expect("again", d.standard("/shop", "e1", "{}"), duplicate)
+	d.expect("unsigned", d.request("/shop", "{}", "Webhook-Id", "e1"), refused(401))
+	d.expect("nowhere", d.request("/confidential", "{}"), refused(404))
+	response, err := d.client.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`postern_received_total{outcome="accepted",source="shop"} 1`,
+		`postern_received_total{outcome="duplicate",source="shop"} 1`,
+		`postern_received_total{outcome="refused",source="shop"} 1`,
+		`postern_received_total{outcome="refused",source=""} 1`,
+		`postern_receive_seconds_count{outcome="accepted"} 1`,
+		"postern_receive_memory_bytes 0\n",
+		"postern_receive_writes_limit 16\n",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the metrics lack %s", want)
+		}
+	}
+	if strings.Contains(string(text), "confidential") {
+		t.Error("a path that a stranger chose is in the metrics")
+	}
+}
+
 // A pooler that lends connections by the transaction, and a schema of another
 // name, change nothing but how soon a change of the sources is noticed.
 func TestBehindAPooler(t *testing.T) {

@@ -17,13 +17,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodGet && s.health(w, r) {
 		return
 	}
+	start := time.Now()
 	// A sender that hangs up does not end the write: breaking it off would cost
 	// a connection, and the sender comes again anyway.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), s.cfg.Timeout)
 	defer cancel()
 	// Also for bodies that nobody reads: net/http takes them in before it
 	// answers. The error only says that this writer has no deadline.
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.readTimeout()))
+	_ = http.NewResponseController(w).SetReadDeadline(start.Add(s.readTimeout()))
 
 	source, err := s.find(r)
 	fresh := false
@@ -32,6 +33,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	outcome, status, text := judge(fresh, err)
 	s.report.count(source, outcome, err)
+	s.metrics.count(source, outcome, time.Since(start))
 	answer(w, outcome, status, text)
 }
 

@@ -146,6 +146,7 @@ func (s *Server) load(ctx context.Context, conn *pgx.Conn) error {
 	}
 	s.announce(byPath)
 	s.sources.Store(&byPath)
+	s.readAt.Store(time.Now().UnixNano())
 	return nil
 }
 

@@ -32,6 +32,7 @@ func (c *receiveCommand) config(p process) receive.Config {
 		DatabaseURL:    c.Database.DatabaseURL,
 		Schema:         c.Database.Schema,
 		Address:        string(s.ReceiveAddr),
+		MetricsAddr:    string(s.ReceiveMetricsAddr),
 		Timeout:        s.ReceiveTimeout,
 		Connections:    s.ReceiveConnections,
 		Memory:         int64(s.ReceiveMemory),

@@ -27,7 +27,7 @@ func TestSettingsReachTheFrontDoor(t *testing.T) {
 	}
 	initial := fields()
 	changed := fields("--schema=hooks", "--database-url=postgres://other/shop",
-		"--receive-addr=127.0.0.1:1", "--receive-timeout=2s", "--receive-connections=3", "--receive-memory=4MiB")
+		"--receive-addr=127.0.0.1:1", "--receive-metrics-addr=127.0.0.1:2", "--receive-timeout=2s", "--receive-connections=3", "--receive-memory=4MiB")
 	for field, value := range initial {
 		if changed[field] == value && !slices.Contains([]string{"ReloadInterval", "Cut", "Log"}, field) { // not from settings
 			t.Errorf("%s is %s whatever is set", field, value)

@@ -59,7 +59,8 @@ type logSettings struct {
 // receiveSettings are those of the front door. Its senders are rows of
 // postern.source.
 type receiveSettings struct {
-	ReceiveAddr        address       `setting:"" default:":8080" placeholder:"HOST:PORT" allowed:"an address and a port, or :8080 for all addresses" group:"receiving" help:"Where postern receive listens for HTTP. Put what ends TLS in front of it."`
+	ReceiveAddr        address       `setting:"" default:":8080" placeholder:"HOST:PORT" allowed:"host:port, such as 127.0.0.1:8080, or :8080 for every interface" group:"receiving" help:"Where postern receive listens for HTTP. Put what ends TLS in front of it."`
+	ReceiveMetricsAddr address       `setting:"" allowed:"host:port, such as 127.0.0.1:9465, or :9465 for every interface" computed:"not served" placeholder:"HOST:PORT" group:"receiving" help:"Where postern receive serves its metrics (/metrics). Health (/healthz, /readyz) is on POSTERN_RECEIVE_ADDR."`
 	ReceiveTimeout     time.Duration `setting:"" default:"3.5s" min:"500ms" max:"30s" placeholder:"DURATION" group:"receiving" help:"When a request is answered at the latest, whatever the database does. The strictest senders known wait for 5s."`
 	ReceiveConnections int           `setting:"" default:"8" min:"1" max:"200" placeholder:"N" group:"receiving" help:"Connections to Postgres. Four times as many requests may be written or wait at one time; others are told to come again."`
 	ReceiveMemory      byteSize      `setting:"" default:"64MiB" min:"1MiB" max:"16GiB" placeholder:"SIZE" group:"receiving" help:"Bytes of bodies in this process at one time. Senders beyond are told to come again. The process takes a few times as much."`
