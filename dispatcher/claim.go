@@ -144,11 +144,12 @@ func board(rows []claimed, shares []share, take func(s share, n int, last floor)
 
 // found is one row of find.sql.
 type found struct {
-	N           int
-	Destination string
-	Due         bool
-	Orphaned    bool
-	Governed    bool
+	N             int
+	Destination   string
+	NextAttemptAt time.Time // of the first row
+	Due           bool
+	Orphaned      bool
+	Governed      bool
 }
 
 // steps is how many destinations one scan looks at.
@@ -168,6 +169,7 @@ func (d *Dispatcher) find(ctx context.Context) (ended bool, err error) {
 	for _, row := range rows {
 		if row.Due {
 			d.destinations.mark(row.Destination, row.Governed)
+			d.destinations.begins(row.Destination, row.NextAttemptAt)
 		}
 	}
 	if len(rows) < steps {
@@ -185,11 +187,19 @@ type newer struct {
 	Governed    bool
 }
 
+// lateCommit is by how much transactions may commit in another order than they
+// took their ids in, and have that noticed at once.
+const lateCommit = 250 * time.Millisecond
+
 // fresh looks for deliveries written since it last looked, and says for how long
 // inserts are not to wake us.
 func (d *Dispatcher) fresh(ctx context.Context, quiet time.Duration) error {
+	if now := time.Now(); now.Sub(d.seenAt) > lateCommit {
+		d.late, d.seenThen, d.seenAt = d.seenThen, d.seen, now
+	}
 	rows, err := query(ctx, d.db, "fresh", pgx.StrictNamedArgs{
 		"seen":     d.seen,
+		"late":     d.late,
 		"quiet_us": quiet.Microseconds(),
 		"ramp":     d.ramp(),
 	}, pgx.RowToStructByName[newer])

@@ -26,7 +26,7 @@ type ended struct {
 	verdict verdict
 	reason  string
 	delay   time.Duration // until the next attempt
-	sent    bool          // a request was on the wire, or may have been
+	sent    bool          // a request was on the wire, or the attempt to get it there counts
 	resp    response
 
 	evidence evidence
@@ -105,6 +105,7 @@ func (d *Dispatcher) attempt(ctx context.Context, c *claimed) ended {
 		return e
 	}
 	if o.Verdict == verdictRetry {
+		e.sent = true // or tried to: no connection came about
 		if c.Attempts >= d.maxAttempts(c) {
 			e.verdict, e.reason = verdictDead, reasonExhausted
 		} else {

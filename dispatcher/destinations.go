@@ -105,6 +105,16 @@ func (ds *destinations) mark(name string, governed bool) {
 	ds.queue(d)
 }
 
+// begins says where the first row of a destination was found. One before the
+// floor was committed late, or has gone back.
+func (ds *destinations) begins(name string, at time.Time) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	if d := ds.known[name]; d != nil && at.Before(d.floor.at) {
+		d.swept = time.Time{}
+	}
+}
+
 // queue puts a destination at the end of the line, once.
 func (ds *destinations) queue(d *destination) {
 	d.used = time.Now()

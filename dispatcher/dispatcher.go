@@ -86,9 +86,14 @@ type Dispatcher struct {
 	lost         atomic.Int64 // requests cut and outcomes not recorded
 
 	// Used by the claiming loop alone.
-	seen      int64  // newest delivery that fresh has read
+	seen      int64 // newest delivery that fresh has read
+	seenThen  int64 // the same at seenAt
+	late      int64 // the same a little earlier
+	seenAt    time.Time
 	foundUpTo string // where find goes on
 	nextFind  time.Time
+	findAgain time.Time // before which find would take too much of the time
+	woken     bool      // the last wait was ended by a wake-up
 	lastFresh time.Time
 	busy      bool // the last round started something
 }
@@ -252,6 +257,7 @@ func (d *Dispatcher) register(ctx context.Context) error {
 		return err
 	}
 	d.id, d.seen = rows[0].ID, rows[0].Seen
+	d.late, d.seenThen = d.seen, d.seen
 	return nil
 }
 
@@ -392,20 +398,30 @@ func (d *Dispatcher) look(ctx context.Context) error {
 		}
 		d.lastFresh = now
 	}
-	if now.Before(d.nextFind) {
+	// Something was committed, and it is not at the tail: it was begun long ago.
+	unseen := d.woken && !d.destinations.waiting() && now.After(d.findAgain)
+	d.woken = false
+	if now.Before(d.nextFind) && !unseen {
 		return nil
 	}
 	ended, err := d.find(ctx)
 	if err != nil {
 		return err
 	}
-	wait := 20 * time.Since(now)
+	d.findAgain = time.Now().Add(20 * time.Since(now))
+	d.nextFind = d.findAgain
 	if ended {
-		wait = max(wait, d.cfg.PollInterval)
+		d.nextFind = later(d.findAgain, now.Add(d.cfg.PollInterval))
 		d.destinations.forget(now)
 	}
-	d.nextFind = time.Now().Add(wait)
 	return nil
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // await waits for a wake-up or until it is time to look again. Where known work
@@ -421,6 +437,7 @@ func (d *Dispatcher) await(ctx context.Context, idle time.Duration) {
 	case <-ctx.Done():
 	case <-timer.C:
 	case <-d.wakeups:
+		d.woken = true
 	case <-freed:
 	}
 }

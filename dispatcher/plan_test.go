@@ -74,7 +74,7 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 				atMost int // rows
 			}{
 				{"find", pgx.NamedArgs{"after": "", "steps": 20, "ramp": time.Minute}, 150, 20},
-				{"fresh", pgx.NamedArgs{"seen": newest - 20, "quiet_us": int64(0), "ramp": time.Minute}, 30, 22},
+				{"fresh", pgx.NamedArgs{"seen": newest - 20, "late": newest - 40, "quiet_us": int64(0), "ramp": time.Minute}, 30, 22},
 				{"claim", pgx.NamedArgs{
 					"destinations": []string{ninety, "https://h100.example"}, "quotas": []int32{8, 2},
 					"floors_at": []time.Time{{}, {}}, "floors_id": []int64{0, 0},
@@ -186,7 +186,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		most int // pages
 	}{
 		{"find", pgx.NamedArgs{"after": "", "steps": 20, "ramp": time.Minute}, 150},
-		{"fresh", pgx.NamedArgs{"seen": int64(n - 20), "quiet_us": int64(0), "ramp": time.Minute}, 60},
+		{"fresh", pgx.NamedArgs{"seen": int64(n - 20), "late": int64(n - 40), "quiet_us": int64(0), "ramp": time.Minute}, 60},
 		{"claim", pgx.NamedArgs{
 			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
 			"governed": false, "ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250},

@@ -35,6 +35,7 @@ with recursive step as (
 )
 select step.n,
        step.destination,
+       step.next_attempt_at,
        step.next_attempt_at <= now()
          and postern.passes(b)
          and coalesce(e.status = 'active', step.endpoint_id is null) as due,

@@ -1,7 +1,9 @@
 /*
 Destinations of deliveries written after @seen: the quick way to new work
-after a wake-up. Deliveries of transactions that commit late lie before @seen;
-the scan of find.sql comes upon those.
+after a wake-up. Transactions that commit a little late have theirs before
+@seen: the last few hundred milliseconds, from @late on, are looked at again for
+what nobody has touched. Those that commit much later are come upon by the scan
+of find.sql.
 
 Before it looks, it sets until when inserts are silent: with @quiet_us = 0 the
 next insert wakes us, otherwise none does for so many microseconds, because
@@ -28,11 +30,20 @@ tail as materialized (
   select d.id, d.destination, d.next_attempt_at
     from wake
    cross join lateral (
-     select d.id, d.destination, d.next_attempt_at
+    (select d.id, d.destination, d.next_attempt_at
        from postern.delivery d
       where d.id > @seen
       order by d.id
-      limit 1000
+      limit 1000)
+      union all
+    (select r.id, r.destination, r.next_attempt_at
+       from (select d.id, d.destination, d.next_attempt_at, d.attempts
+               from postern.delivery d
+              where d.id > @late
+                and d.id <= @seen
+              order by d.id desc
+              limit 2000) r
+      where r.attempts = 0)
    ) d
 )
 select null as destination, max(id) as seen, false as governed

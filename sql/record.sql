@@ -1,6 +1,6 @@
 /*
 Writes what came of many deliveries, in one statement: each request on the
-wire gets its attempt row, and each delivery is deleted, rescheduled, released
+wire gets its attempt row, and so does one that no connection came about for, and each delivery is deleted, rescheduled, released
 or made dead.
 
 A success finishes its delivery whoever owns it by now: the receiver has the
@@ -53,11 +53,7 @@ changed as (
   update postern.delivery d
      set status          = case o.outcome when 'dead' then 'dead' else d.status end,
          reason          = o.reason,
-         attempts        = d.attempts - case
-                             when o.outcome = 'release' then 1
-                             when o.outcome = 'dead' and not o.sent and o.reason is distinct from 'max_attempts' then 1
-                             else 0
-                           end,
+         attempts        = d.attempts - case when o.outcome = 'release' or not o.sent then 1 else 0 end,
          next_attempt_at = case o.outcome
                              when 'retry' then now() + o.delay_ms * interval '1 ms'
                              when 'release' then case when o.sent and o.status is null then d.leased_until
