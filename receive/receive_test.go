@@ -11,6 +11,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -516,6 +518,15 @@ func TestMetrics(t *testing.T) {
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the metrics lack %s", want)
+		}
+	}
+	rules, err := os.ReadFile("../deploy/alerts-receive.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range regexp.MustCompile(`postern_[a-z_]+`).FindAllString(string(rules), -1) {
+		if !strings.Contains(string(text), "# TYPE "+name+" ") {
+			t.Errorf("a rule asks for %s, which is not there", name)
 		}
 	}
 	if strings.Contains(string(text), "confidential") {
