@@ -148,13 +148,13 @@ func TestNotificationsNeverFailAnInsert(t *testing.T) {
 		"tenant":     strings.Repeat("t", 9000),
 	} {
 		_, err := db.Pool.Exec(t.Context(), fmt.Sprintf(`insert into postern.outbox (event_type, payload, target_url, %s) values ('order.created', '{}', $1, $2)`, column), rcv.URL, value)
-		pg, ok := err.(*pgconn.PgError) //nolint:errorlint // the error is shown when it is another
+		pg, ok := err.(*pgconn.PgError)
 		if !ok || pg.Code != "23514" || !strings.Contains(pg.ConstraintName, column) {
 			t.Errorf("%s: %v", column, err)
 		}
 	}
 	_, err := db.Pool.Exec(t.Context(), `insert into postern.breaker (destination, state) values ($1, 'open')`, strings.Repeat("x", 9000))
-	if pg, ok := err.(*pgconn.PgError); !ok || pg.Code != "23514" { //nolint:errorlint // as above
+	if pg, ok := err.(*pgconn.PgError); !ok || pg.Code != "23514" {
 		t.Errorf("a destination that no notification could carry: %v", err)
 	}
 	rcv.Wait(1, time.Minute)

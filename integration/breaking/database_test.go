@@ -106,3 +106,104 @@ func TestFleetStepsAside(t *testing.T) {
 		t.Errorf("journal %v", got)
 	}
 }
+
+// Our own table is locked, as a careless ALTER does: claims and records wait,
+// give up, and wait again. The fleet stops asking, loses nothing, and comes
+// back by itself.
+func TestLockOnOurTable(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Delay(100*time.Millisecond, receiver.Status(200)))
+	for range 3 {
+		c, _ := config(t, db)
+		c.LeaseMargin = time.Minute // no lease may end while nothing can be recorded
+		c.Breaker = breaker.Settings{
+			Ramp:     time.Second,
+			Database: breaker.DatabaseSettings{LockWait: 500 * time.Millisecond, Cooldown: time.Second},
+		}
+		fleet.Start(t, c)
+	}
+	insertMany(db, rcv.URL, 300)
+	rcv.Wait(20, time.Minute)
+	tx, err := db.Connect().Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `lock table postern.delivery in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Eventually(t, time.Minute, "the breaker of the database opens", func() bool { s := state(t, db); return s == "open" || s == "half_open" })
+	pgtest.Eventually(t, time.Minute, "a dispatcher says what it waits for", func() bool {
+		return count(t, db, `select count(*) from postern.journal where subject = 'database' and reason ~ 'wait|gave up|free'`) > 0
+	})
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Eventually(t, time.Minute, "everything is delivered", func() bool { return count(t, db, remaining) == 0 })
+	if n := rcv.Count(); n != 300 {
+		t.Errorf("%d requests for 300 messages", n)
+	}
+	if n := count(t, db, `select count(*) from postern.attempt where number <> 1`); n != 0 {
+		t.Errorf("%d deliveries lost an attempt", n)
+	}
+}
+
+// Every connection of a pooler is taken by others: heartbeats do not arrive
+// either, and each dispatcher decides for itself that it claims nothing.
+func TestSaturatedPooler(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	url := pgtest.PgBouncer(t, db, map[string]string{"default_pool_size": "3"})
+	c, said := config(t, db)
+	c.DatabaseURL = url
+	c.Breaker.Ramp = -1
+	fleet.Start(t, c)
+	insert(t, db, rcv.URL)
+	rcv.Wait(1, time.Minute)
+	var taken []*pgx.Conn
+	for range 3 {
+		conn, err := pgx.Connect(t.Context(), url+"&default_query_exec_mode=exec")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+		if _, err := conn.Exec(t.Context(), `begin`); err != nil {
+			t.Fatal(err)
+		}
+		taken = append(taken, conn)
+	}
+	insertMany(db, rcv.URL, 50)
+	pgtest.Eventually(t, time.Minute, "it claims nothing any more", func() bool { return said.count("claiming nothing until one succeeds") == 1 })
+	for _, conn := range taken {
+		if _, err := conn.Exec(t.Context(), `rollback`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pgtest.Eventually(t, time.Minute, "everything is delivered", func() bool { return count(t, db, remaining) == 0 })
+	if n := rcv.Count(); n != 51 {
+		t.Errorf("%d requests for 51 messages", n)
+	}
+}
+
+// An operator stops the whole fleet with one statement, and starts it again.
+func TestStopTheFleet(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	for range 3 {
+		c, _ := config(t, db)
+		c.Breaker.Ramp = -1
+		fleet.Start(t, c)
+	}
+	insert(t, db, rcv.URL)
+	rcv.Wait(1, time.Minute)
+	db.Exec(`select postern.open_breaker('database', 'moving house')`)
+	insertMany(db, rcv.URL, 50)
+	time.Sleep(2500 * time.Millisecond) // two polls and a half in which something could happen
+	if n := rcv.Count(); n != 1 {
+		t.Errorf("%d requests while the fleet is stopped", n-1)
+	}
+	db.Exec(`select postern.close_breaker('database')`)
+	rcv.Wait(51, time.Minute)
+}

@@ -73,10 +73,8 @@ type row struct {
 // are either past or not.
 type model struct {
 	row
-	forced           string
-	cooling, leased  bool
-	probeGeneration  int64
-	opened, messages bool
+	forced          string
+	cooling, leased bool
 }
 
 func (m *model) move(state string) {
