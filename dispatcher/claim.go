@@ -36,15 +36,16 @@ type claimed struct {
 	MaxAttempts  *int
 	Expired      *bool
 
-	EndpointStatus  *string
-	Style           *string
-	Secret          *string
-	PreviousSecret  *string
-	EndpointHeaders []byte
-	Timeout         *time.Duration
-	BackoffBase     *time.Duration
-	BackoffCap      *time.Duration
-	PermanentCodes  []int
+	EndpointStatus     *string
+	EndpointGeneration *int64
+	Style              *string
+	Secret             *string
+	PreviousSecret     *string
+	EndpointHeaders    []byte
+	Timeout            *time.Duration
+	BackoffBase        *time.Duration
+	BackoffCap         *time.Duration
+	PermanentCodes     []int
 }
 
 // claim takes what is due for the shares, and returns the deliveries with the
@@ -170,6 +171,9 @@ func (d *Dispatcher) find(ctx context.Context) (ended bool, err error) {
 		if row.Due {
 			d.destinations.mark(row.Destination, row.Governed)
 			d.destinations.begins(row.Destination, row.NextAttemptAt)
+		}
+		if row.Orphaned {
+			d.orphaned(row.Destination)
 		}
 	}
 	if len(rows) < steps {

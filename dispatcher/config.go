@@ -27,6 +27,7 @@ type Config struct {
 	BackoffBase   time.Duration
 	BackoffCap    time.Duration
 	RetryAfterCap time.Duration
+	DisableAfter  time.Duration // nothing but failures for so long disables an endpoint; 0: never
 	PollInterval  time.Duration // between looks when nothing is due
 	ShutdownGrace time.Duration // for requests in flight when ctx ends
 	ResponseLimit int64         // bytes of an answer's body that are kept

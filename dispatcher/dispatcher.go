@@ -84,6 +84,7 @@ type Dispatcher struct {
 	health       *health
 	flying       sync.WaitGroup
 	lost         atomic.Int64 // requests cut and outcomes not recorded
+	orphans      chan string  // destinations whose endpoint is deleted
 
 	// Used by the claiming loop alone.
 	seen      int64 // newest delivery that fresh has read
@@ -137,6 +138,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	var background sync.WaitGroup
 	background.Go(func() { d.beat(ctx) })
 	background.Go(func() { d.expire(ctx) })
+	background.Go(func() { d.cancelOrphans(ctx) })
 	background.Go(func() { d.listener.run(ctx) })
 	background.Go(func() { d.followBreakers(ctx) })
 	background.Go(func() { d.report(ctx) })
@@ -196,6 +198,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
 		jobs:         make(chan job),
 		wakeups:      make(chan struct{}, 1),
+		orphans:      make(chan string, steps),
 		breakers:     newBreakers(cfg.Breaker),
 	}
 	if d.now == nil {

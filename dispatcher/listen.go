@@ -78,8 +78,11 @@ func newListener(url string, d *Dispatcher) (*listener, error) {
 	conn.DefaultQueryExecMode = pgx.QueryExecModeExec
 	wake := &wakeUps{to: d.wakeups}
 	return &listener{
-		onWake:    wake.hint,
-		onBreaker: func() { hint(d.breakers.stale) },
+		onWake: wake.hint,
+		onBreaker: func() {
+			hint(d.breakers.stale)
+			wake.hint()
+		},
 		log:       d.log,
 		db:        d.db,
 		config:    conn,

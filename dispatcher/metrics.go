@@ -31,6 +31,7 @@ type metrics struct {
 	failures              *prometheus.CounterVec // of the database, by what failed
 	transitions           *prometheus.CounterVec // of breakers, by state
 	gone                  *prometheus.CounterVec // by retention
+	disabled              *prometheus.CounterVec // endpoints, by reason
 
 	sampled sampledMetrics
 }
@@ -63,6 +64,7 @@ func newMetrics(version string) *metrics {
 	m.recordRows = m.histogram("record_rows", "Outcomes that were recorded together.", counts)
 	m.failures = m.counter("database_errors_total", "Statements that failed, by what was to be done.", "what")
 	m.transitions = m.counter("breaker_transitions_total", "Changes of breakers that this process saw, by the new state.", "state")
+	m.disabled = m.counter("endpoints_disabled_total", "Endpoints that this process disabled, by reason: gone (410) or failing.", "reason")
 	m.gone = m.counter("retention_removed_total", "Rows that this process removed because they were old.", "what")
 
 	m.sampled = sampledMetrics{

@@ -96,14 +96,15 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 }
 
 func recordArgs(newest int64, n int) pgx.NamedArgs {
-	args := pgx.NamedArgs{"dispatcher": int64(1)}
+	args := pgx.NamedArgs{"dispatcher": int64(1), "disable_after": 120 * time.Hour}
 	ids, numbers, floats, small, texts, verdicts, sent := make([]int64, n), make([]int32, n), make([]float64, n), make([]int32, n), make([]string, n), make([]string, n), make([]bool, n)
 	for i := range n {
 		ids[i] = newest - int64(n-i)
+		texts[i] = fmt.Sprintf("ep_%d", i)
 		verdicts[i] = []string{"delivered", "retry"}[i%2]
 		sent[i] = true
 	}
-	for _, name := range []string{"delivery_ids", "claim_ids", "outbox_ids"} {
+	for _, name := range []string{"delivery_ids", "claim_ids", "outbox_ids", "endpoint_generations"} {
 		args[name] = ids
 	}
 	for _, name := range []string{"destinations", "classes", "errors", "responses", "reasons"} {
@@ -172,11 +173,15 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 	db := pgtest.DB(t)
 	conn := db.Connect()
 	defer func() { _ = conn.Close(context.Background()) }()
-	for _, table := range []string{"outbox", "delivery", "attempt", "breaker", "endpoint"} {
+	for _, table := range []string{"outbox", "delivery", "attempt", "breaker", "endpoint", "governor"} {
 		db.Exec("alter table postern." + table + " set (autovacuum_enabled = off)")
 		db.Exec("vacuum analyze postern." + table)
 	}
 	if _, err := conn.Exec(t.Context(), settings, pgx.NamedArgs{"local": false}); err != nil {
+		t.Fatal(err)
+	}
+	// What govern.sql leaves to allow.sql.
+	if _, err := conn.Exec(t.Context(), `select set_config('outbox.governed', '{https://busy.example}', false)`); err != nil {
 		t.Fatal(err)
 	}
 	const n = 20_000
@@ -191,6 +196,9 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
 			"governed": false, "ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250},
 		{"record", recordArgs(n, 10), 200},
+		{"govern", pgx.NamedArgs{"destinations": []string{ninety}}, 20},
+		{"allow", pgx.NamedArgs{"destinations": []string{ninety}, "quotas": []int32{10}, "ramp": time.Minute}, 40},
+		{"cancel_orphans", pgx.NamedArgs{"destination": "ep_7"}, 20},
 		{"expire", pgx.NamedArgs{"since": time.Time{}}, 20},
 		{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20},
 	}
@@ -204,6 +212,9 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 	db.Exec(`
 		insert into postern.attempt (claim_id, delivery_id, outbox_id, started_at, number, duration_ms, outcome, destination)
 		select i, i, i, now(), 1, 1, 'delivered', '' from generate_series(1, ` + strconv.Itoa(n) + `) i`)
+	db.Exec(`insert into postern.endpoint (url, tenant) select 'https://e.example', i::text from generate_series(1, ` + strconv.Itoa(n) + `) i`)
+	db.Exec(`insert into postern.breaker (destination, state) select 'https://b' || i, 'open' from generate_series(1, ` + strconv.Itoa(n) + `) i`)
+	db.Exec(`insert into postern.governor (destination) select case i when 1 then '` + ninety + `' else 'https://b' || i end from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	for i, c := range cases {
 		if pages, _ := run[i](); pages > c.most {
 			t.Errorf("%s: %d pages, want at most %d", c.verb, pages, c.most)

@@ -91,6 +91,7 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) error {
 		classes, errs, responses, reasons = make([]*string, n), make([]*string, n), make([]*string, n), make([]*string, n)
 		sent, numbers, statuses           = make([]bool, n), make([]int32, n), make([]*int16, n)
 		ages, durations, delays           = make([]float64, n), make([]float32, n), make([]float64, n)
+		generations                       = make([]*int64, n)
 	)
 	for i := range batch {
 		o := &batch[i]
@@ -106,33 +107,56 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) error {
 		ages[i] = millis(time.Since(o.resp.Started))
 		durations[i] = float32(millis(o.resp.Duration))
 		delays[i] = millis(o.delay)
+		generations[i] = o.c.EndpointGeneration
 	}
 	started := time.Now()
-	ours, err := query(ctx, d.db, "record", pgx.StrictNamedArgs{
+	rows, err := query(ctx, d.db, "record", pgx.StrictNamedArgs{
 		"delivery_ids": deliveries, "claim_ids": claims, "outbox_ids": outboxes,
 		"destinations": destinations, "outcomes": verdicts, "sent": sent,
 		"numbers": numbers, "ages_ms": ages, "durations_ms": durations,
 		"statuses": statuses, "classes": classes, "errors": errs, "responses": responses,
-		"reasons": reasons, "delays_ms": delays,
-		"dispatcher": d.id,
-	}, pgx.RowTo[int64])
+		"reasons": reasons, "delays_ms": delays, "endpoint_generations": generations,
+		"dispatcher": d.id, "disable_after": interval(d.cfg.DisableAfter),
+	}, pgx.RowToStructByName[recordedRow])
 	if err != nil {
 		d.metrics.failed("record")
 		return err
 	}
-	d.metrics.recorded(n, notOurs(batch, ours), time.Since(started))
+	for _, row := range rows {
+		if row.EndpointID != nil {
+			d.endpointDisabled(*row.EndpointID, deref(row.Disabled))
+		}
+	}
+	d.metrics.recorded(n, notOurs(batch, rows), time.Since(started))
 	return nil
 }
 
 // notOurs counts outcomes that changed no delivery, because their claim had
 // been taken over or somebody had changed the delivery by hand.
-func notOurs(batch []ended, ours []int64) (n int) {
+func notOurs(batch []ended, rows []recordedRow) (n int) {
 	for i := range batch {
-		if batch[i].verdict != verdictDelivered && !slices.Contains(ours, batch[i].c.ID) {
+		ours := func(row recordedRow) bool { return row.DeliveryID != nil && *row.DeliveryID == batch[i].c.ID }
+		if batch[i].verdict != verdictDelivered && !slices.ContainsFunc(rows, ours) {
 			n++
 		}
 	}
 	return n
+}
+
+// recordedRow is one row of record.sql: a delivery that was still ours, or an
+// endpoint that was disabled.
+type recordedRow struct {
+	DeliveryID *int64
+	EndpointID *int64
+	Disabled   *string
+}
+
+// interval makes 0 null.
+func interval(d time.Duration) *time.Duration {
+	if d == 0 {
+		return nil
+	}
+	return &d
 }
 
 // text makes "" null.

@@ -19,6 +19,7 @@ create table postern.endpoint (
   status          text not null default 'active',
   reason          text,
   status_since    timestamptz not null default now(),
+  failing_since   timestamptz,
   style           text not null default 'standard',
   secret          text,
   previous_secret text,
@@ -33,6 +34,7 @@ create table postern.endpoint (
   backoff_base    interval,
   backoff_cap     interval,
   permanent_codes smallint[],
+  generation      bigint not null default 1,
   created_at      timestamptz not null default now(),
 
   constraint "status is active, paused, disabled or deleted"

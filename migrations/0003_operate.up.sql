@@ -551,7 +551,8 @@ $$;
 comment on procedure postern.replay_batches(text, integer, interval) is
   'Replays every message that a condition on postern.message holds for, in committed batches, each waiting (for patience at most) until the one before has been tried: call postern.replay_batches($$status = ''dead'' and event_type = ''order.created''$$). May be stopped and called again at any time.';
 
-/* A destination as a whole. No delivery is touched: claims leave it out. */
+/* A destination as a whole. No delivery is touched: claims leave it out. The
+triggers of endpoints and breakers keep the journal. */
 
 create function postern.pause(destination text, reason text default null) returns void
 language plpgsql security definer set search_path = ''
@@ -559,7 +560,7 @@ as $$
 begin
   if $1 ~ '^ep_[0-9]{1,18}$' then
     update postern.endpoint e
-       set status = 'paused', reason = $2, status_since = now()
+       set status = 'paused', reason = $2
      where e.id = substr($1, 4)::bigint and e.status in ('active', 'paused');
     if not found then
       raise exception 'endpoint % does not exist, or is disabled or deleted', substr($1, 4)
@@ -567,13 +568,11 @@ begin
     end if;
   elsif $1 ~ '^https?://[^/]+$' or $1 = 'invalid' then
     perform postern.open_breaker($1, $2);
-    return; -- its trigger keeps the journal
   else
     raise exception '% is not a destination', quote_literal($1)
       using errcode = 'invalid_parameter_value',
             hint = 'A destination is ep_<id> of an endpoint, or an origin such as https://example.com: see postern.backlog.';
   end if;
-  insert into postern.journal (subject, change, reason) values ($1, 'paused', $2);
 end
 $$;
 
@@ -583,20 +582,16 @@ as $$
 begin
   if $1 ~ '^ep_[0-9]{1,18}$' then
     update postern.endpoint e
-       set status = 'active', reason = null, status_since = now()
+       set status = 'active', reason = null
      where e.id = substr($1, 4)::bigint and e.status in ('paused', 'disabled');
   else
     update postern.breaker b
        set forced = null, forced_until = null
      where b.destination = $1 and b.forced = 'open';
-    if found then
-      return;
-    end if;
   end if;
   if not found then
     raise exception '% is not paused', quote_literal($1) using errcode = 'no_data_found';
   end if;
-  insert into postern.journal (subject, change) values ($1, 'resumed');
 end
 $$;
 

@@ -2,6 +2,17 @@
 
 CREATE SCHEMA postern;
 
+CREATE FUNCTION postern.add_endpoint(url text, event_types text[] DEFAULT '{*}'::text[], tenant text DEFAULT ''::text, style text DEFAULT 'standard'::text, headers jsonb DEFAULT NULL::jsonb, max_in_flight integer DEFAULT NULL::integer, rate_limit double precision DEFAULT NULL::double precision, OUT id bigint, OUT secret text) RETURNS record
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+  insert into postern.endpoint as e (url, event_types, tenant, style, headers, max_in_flight, rate_limit)
+  values ($1, $2, $3, $4, $5, $6, $7)
+  returning e.id, e.secret
+$_$;
+
+COMMENT ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) IS 'Registers a subscriber and returns its id and its secret, which no view shows: select * from postern.add_endpoint(''https://example.com/hook'', ''{order.*}'', ''acme'').';
+
 CREATE FUNCTION postern.announce_breaker() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -34,6 +45,47 @@ end
 $$;
 
 COMMENT ON FUNCTION postern.announce_breaker() IS 'Trigger: notifies of a breaker''s change and keeps it in the journal.';
+
+CREATE FUNCTION postern.announce_endpoint() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+  change text;
+  reason text;
+begin
+  if tg_op = 'INSERT' then
+    change := 'added';
+  elsif tg_op = 'DELETE' then
+    change := 'removed';
+  elsif new.status <> old.status then
+    change := case when new.status <> 'active' then new.status
+                   when old.status = 'deleted' then 'restored'
+                   else 'resumed'
+              end;
+    reason := new.reason;
+  else
+    select 'changed: ' || string_agg(n.key, ', ' order by n.key)
+      into change
+      from jsonb_each(to_jsonb(new)) n
+      join jsonb_each(to_jsonb(old)) o on o.key = n.key
+     where n.value <> o.value
+       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'status_since');
+    if new.secret is distinct from old.secret then
+      change := 'secret rotated';
+    end if;
+  end if;
+  if change is null then
+    return null;
+  end if;
+  insert into postern.journal (subject, change, reason)
+  values ('ep_' || coalesce(new.id, old.id), change, reason);
+  if pg_notification_queue_usage() < 0.5 and current_setting('max_prepared_transactions')::integer = 0 then
+    perform pg_notify('postern.breaker', 'ep_' || coalesce(new.id, old.id));
+  end if;
+  return null;
+end
+$$;
 
 CREATE FUNCTION postern.announce_source() RETURNS trigger
     LANGUAGE plpgsql
@@ -80,11 +132,31 @@ $_$;
 
 COMMENT ON FUNCTION postern.cancel(message_id text, destination text, reason text) IS 'Cancels a pending, held or dead message. One that is being sent is left: try again when its attempt has ended.';
 
+CREATE FUNCTION postern.destination(target_url text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $_$
+  select case
+           when target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
+                and octet_length(target_url) <= 8192
+                and octet_length(split_part(target_url, '/', 3)) <= 240
+           then split_part(target_url, '/', 1) || '//' || split_part(target_url, '/', 3)
+           else postern.origin(target_url)
+         end
+$_$;
+
+COMMENT ON FUNCTION postern.destination(target_url text) IS 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
+
 CREATE FUNCTION postern.new_message_id() RETURNS text
     LANGUAGE sql PARALLEL SAFE
     RETURN (('msg_'::text || lpad(to_hex(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint), 12, '0'::text)) || translate(substr((gen_random_uuid())::text, 15), '-'::text, ''::text));
 
 COMMENT ON FUNCTION postern.new_message_id() IS 'A random webhook-id that begins with the time.';
+
+CREATE FUNCTION postern.new_secret() RETURNS text
+    LANGUAGE sql
+    AS $$
+  select 'whsec_' || encode(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 'base64')
+$$;
 
 CREATE TABLE postern.breaker (
     destination text NOT NULL,
@@ -126,6 +198,26 @@ CREATE FUNCTION postern.passes(breaker postern.breaker) RETURNS boolean
 $$;
 
 COMMENT ON FUNCTION postern.passes(breaker postern.breaker) IS 'Whether deliveries to a breaker''s destination may be claimed.';
+
+CREATE FUNCTION postern.sendable_headers(headers jsonb) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $_$
+  select case
+           when headers is null then true
+           when jsonb_typeof(headers) <> 'object' then false
+           else (select count(*) <= 20
+                        and count(distinct h.folded) = count(*)
+                        and coalesce(bool_and(
+                              jsonb_typeof(h.value) = 'string'
+                              and octet_length(h.name) <= 64
+                              and h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
+                              and octet_length(h.value #>> '{}') <= 4096
+                              and h.value #>> '{}' ~ '^[ -~]*$'
+                              and h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'), true)
+                   from (select key as name, value, translate(lower(key collate "C"), '_', '-') as folded
+                           from jsonb_each(headers)) h)
+         end
+$_$;
 
 CREATE FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
@@ -199,8 +291,9 @@ CREATE TABLE postern.endpoint (
     status text DEFAULT 'active'::text NOT NULL,
     reason text,
     status_since timestamp with time zone DEFAULT now() NOT NULL,
+    failing_since timestamp with time zone,
     style text DEFAULT 'standard'::text NOT NULL,
-    secret text,
+    secret text DEFAULT postern.new_secret(),
     previous_secret text,
     previous_until timestamp with time zone,
     headers jsonb,
@@ -213,17 +306,28 @@ CREATE TABLE postern.endpoint (
     backoff_base interval,
     backoff_cap interval,
     permanent_codes smallint[],
+    generation bigint DEFAULT 1 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT "backoff is above 0 and at most 7 days" CHECK (((backoff_base > '00:00:00'::interval) AND (backoff_base <= '7 days'::interval) AND (backoff_cap > '00:00:00'::interval) AND (backoff_cap <= '7 days'::interval))),
+    CONSTRAINT "headers is an object of strings that may be sent" CHECK (postern.sendable_headers(headers)),
     CONSTRAINT "max_attempts of an endpoint is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT "max_in_flight is between 1 and 10000" CHECK (((max_in_flight >= 1) AND (max_in_flight <= 10000))),
     CONSTRAINT "rate_limit is above 0 a second, rate_burst at least 1" CHECK (((rate_limit > (0)::double precision) AND (rate_limit < ('1000000'::numeric)::double precision) AND (rate_burst >= 1))),
+    CONSTRAINT "secret for standard is whsec_ and base64 of 24 to 64 bytes" CHECK (((style <> 'standard'::text) OR ((secret ~ '^whsec_[A-Za-z0-9+/]{32,86}={0,2}$'::text) AND ((octet_length(secret) >= 38) AND (octet_length(secret) <= 94)) AND ((octet_length(secret) % 4) = 2)))),
+    CONSTRAINT "secret has no blanks around it" CHECK ((secret ~ '^\S(.*\S)?$'::text)),
     CONSTRAINT "status is active, paused, disabled or deleted" CHECK ((status = ANY (ARRAY['active'::text, 'paused'::text, 'disabled'::text, 'deleted'::text]))),
     CONSTRAINT "style is standard, plain, github or stripe" CHECK ((style = ANY (ARRAY['standard'::text, 'plain'::text, 'github'::text, 'stripe'::text]))),
-    CONSTRAINT "timeout is between 100 ms and 5 minutes" CHECK (((timeout >= '00:00:00.1'::interval) AND (timeout <= '00:05:00'::interval)))
+    CONSTRAINT "timeout is between 100 ms and 5 minutes" CHECK (((timeout >= '00:00:00.1'::interval) AND (timeout <= '00:05:00'::interval))),
+    CONSTRAINT "url is http or https with a host, at most 8192 bytes" CHECK ((postern.destination(url) <> 'invalid'::text))
 );
 
 COMMENT ON TABLE postern.endpoint IS 'A subscriber: where messages of its tenant and event types go, and how.';
+
+COMMENT ON COLUMN postern.endpoint.failing_since IS 'When the failures began that no success has ended. Null: none is known.';
+
+COMMENT ON COLUMN postern.endpoint.capped_since IS 'When max_in_flight was last set where there was none.';
+
+COMMENT ON COLUMN postern.endpoint.generation IS 'Counts changes of URL and status: an answer to a request of an older one does not disable.';
 
 CREATE TABLE postern.outbox (
     id bigint NOT NULL,
@@ -515,6 +619,35 @@ $$;
 
 COMMENT ON FUNCTION postern.complete_breaker() IS 'Trigger: completes what a change of a breaker by hand needs.';
 
+CREATE FUNCTION postern.complete_endpoint() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  if new.max_in_flight is null then
+    new.capped_since := null;
+  elsif tg_op = 'INSERT' or old.max_in_flight is null then
+    new.capped_since := clock_timestamp();
+  end if;
+  if tg_op = 'INSERT' then
+    return new;
+  end if;
+  if new.status <> old.status then
+    new.status_since := now();
+    if new.reason is not distinct from old.reason then
+      new.reason := null; -- it was the reason for the old status
+    end if;
+  end if;
+  if new.url <> old.url or (new.status = 'active' and old.status <> 'active') then
+    new.failing_since := null;
+  end if;
+  if new.url <> old.url or new.status <> old.status then
+    new.generation := old.generation + 1; -- what was sent before says nothing any more
+  end if;
+  return new;
+end
+$$;
+
 CREATE FUNCTION postern.cooldown(trips integer, base interval, longest interval) RETURNS interval
     LANGUAGE sql PARALLEL SAFE
     AS $$
@@ -522,20 +655,6 @@ CREATE FUNCTION postern.cooldown(trips integer, base interval, longest interval)
 $$;
 
 COMMENT ON FUNCTION postern.cooldown(trips integer, base interval, longest interval) IS 'How long a breaker stays open that has tripped so many times before.';
-
-CREATE FUNCTION postern.destination(target_url text) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $_$
-  select case
-           when target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
-                and octet_length(target_url) <= 8192
-                and octet_length(split_part(target_url, '/', 3)) <= 240
-           then split_part(target_url, '/', 1) || '//' || split_part(target_url, '/', 3)
-           else postern.origin(target_url)
-         end
-$_$;
-
-COMMENT ON FUNCTION postern.destination(target_url text) IS 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
 
 CREATE FUNCTION postern.end_change() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -574,29 +693,11 @@ $$;
 
 COMMENT ON FUNCTION postern.end_lease() IS 'Trigger: a delivery that is no longer pending is nobody''s.';
 
-CREATE FUNCTION postern.endpoint_changes() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  if new.max_in_flight is null then
-    new.capped_since := null;
-  elsif tg_op = 'INSERT' or old.max_in_flight is null then
-    new.capped_since := clock_timestamp();
-  end if;
-  return new;
-end
-$$;
-
-COMMENT ON FUNCTION postern.endpoint_changes() IS 'Trigger: keeps what governed claims need when limits of an endpoint change.';
-
 CREATE FUNCTION postern.endpoint_of(destination text) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $_$
   select case when destination ~ '^ep_[0-9]{1,18}$' then substr(destination, 4)::bigint end
 $_$;
-
-COMMENT ON FUNCTION postern.endpoint_of(destination text) IS 'The endpoint of a destination ep_<id>; null for an origin.';
 
 CREATE FUNCTION postern.enqueue(OUT id bigint, event_type text, payload text, target_url text DEFAULT NULL::text, tenant text DEFAULT ''::text, idempotency_key text DEFAULT NULL::text, INOUT message_id text DEFAULT NULL::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT NULL::jsonb, deliver_after timestamp with time zone DEFAULT NULL::timestamp with time zone, expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, OUT is_new boolean) RETURNS record
     LANGUAGE plpgsql
@@ -692,8 +793,6 @@ CREATE FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.brea
       or endpoint.rate_limit is not null
       or postern.ramp_share(breaker, ramp) is not null
 $$;
-
-COMMENT ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) IS 'Whether claims for a destination are counted over all dispatchers.';
 
 CREATE FUNCTION postern.hold(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
@@ -807,7 +906,7 @@ CREATE FUNCTION postern.pause(destination text, reason text DEFAULT NULL::text) 
 begin
   if $1 ~ '^ep_[0-9]{1,18}$' then
     update postern.endpoint e
-       set status = 'paused', reason = $2, status_since = now()
+       set status = 'paused', reason = $2
      where e.id = substr($1, 4)::bigint and e.status in ('active', 'paused');
     if not found then
       raise exception 'endpoint % does not exist, or is disabled or deleted', substr($1, 4)
@@ -815,13 +914,11 @@ begin
     end if;
   elsif $1 ~ '^https?://[^/]+$' or $1 = 'invalid' then
     perform postern.open_breaker($1, $2);
-    return; -- its trigger keeps the journal
   else
     raise exception '% is not a destination', quote_literal($1)
       using errcode = 'invalid_parameter_value',
             hint = 'A destination is ep_<id> of an endpoint, or an origin such as https://example.com: see postern.backlog.';
   end if;
-  insert into postern.journal (subject, change, reason) values ($1, 'paused', $2);
 end
 $_$;
 
@@ -837,8 +934,6 @@ CREATE FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) RETUR
            then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
          end
 $$;
-
-COMMENT ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) IS 'How many requests a destination may have in flight over the fleet while its share grows back.';
 
 CREATE FUNCTION postern.refuse_update() RETURNS trigger
     LANGUAGE plpgsql
@@ -1019,20 +1114,16 @@ CREATE FUNCTION postern.resume(destination text) RETURNS void
 begin
   if $1 ~ '^ep_[0-9]{1,18}$' then
     update postern.endpoint e
-       set status = 'active', reason = null, status_since = now()
+       set status = 'active', reason = null
      where e.id = substr($1, 4)::bigint and e.status in ('paused', 'disabled');
   else
     update postern.breaker b
        set forced = null, forced_until = null
      where b.destination = $1 and b.forced = 'open';
-    if found then
-      return;
-    end if;
   end if;
   if not found then
     raise exception '% is not paused', quote_literal($1) using errcode = 'no_data_found';
   end if;
-  insert into postern.journal (subject, change) values ($1, 'resumed');
 end
 $_$;
 
@@ -1152,6 +1243,33 @@ end
 $$;
 
 COMMENT ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) IS 'Used by postern.retain.';
+
+CREATE FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval DEFAULT '1 day'::interval) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+  fresh text := postern.new_secret();
+begin
+  if overlap is null or overlap < interval '0' then
+    raise exception 'overlap is how long the old secret is still used: 0 or more'
+      using errcode = 'invalid_parameter_value';
+  end if;
+  update postern.endpoint e
+     set secret          = fresh,
+         previous_secret = case when overlap > interval '0' then e.secret end,
+         previous_until  = case when overlap > interval '0' then now() + overlap end
+   where e.id = endpoint_id
+     and e.status <> 'deleted';
+  if not found then
+    raise exception 'endpoint % does not exist, or is deleted', endpoint_id
+      using errcode = 'no_data_found';
+  end if;
+  return fresh;
+end
+$$;
+
+COMMENT ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval) IS 'Gives an endpoint a new secret and returns it; for the overlap, messages carry a signature with the new and one with the old: select postern.rotate_secret(7, ''1 day'').';
 
 CREATE FUNCTION postern.sample_backlog(exact integer DEFAULT 1000, budget interval DEFAULT '00:00:00.4'::interval) RETURNS TABLE(destination text, due bigint, waiting bigint, counted boolean, oldest_due_at timestamp with time zone, next_due_at timestamp with time zone, endpoint_id bigint, attempts integer)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1503,6 +1621,37 @@ ALTER TABLE postern.endpoint ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTIT
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE VIEW postern.endpoint_status AS
+ SELECT e.id,
+    ('ep_'::text || e.id) AS destination,
+    e.tenant,
+    postern.destination(e.url) AS origin,
+    e.event_types,
+    e.status,
+    e.reason,
+    e.status_since,
+    e.failing_since,
+    e.style,
+    (e.secret IS NOT NULL) AS has_secret,
+        CASE
+            WHEN (e.previous_until > now()) THEN e.previous_until
+            ELSE NULL::timestamp with time zone
+        END AS previous_secret_until,
+    ( SELECT array_agg(name.name ORDER BY name.name) AS array_agg
+           FROM jsonb_object_keys(e.headers) name(name)) AS header_names,
+    e.timeout,
+    e.max_in_flight,
+    e.rate_limit,
+    e.rate_burst,
+    e.max_attempts,
+    e.backoff_base,
+    e.backoff_cap,
+    e.permanent_codes,
+    e.created_at
+   FROM postern.endpoint e;
+
+COMMENT ON VIEW postern.endpoint_status IS 'Subscribers, without their secrets, header values and URL paths.';
 
 CREATE TABLE postern.evidence (
     destination text NOT NULL,
@@ -1904,6 +2053,8 @@ CREATE INDEX outbox_expiring ON postern.outbox USING btree (expires_at) WHERE (e
 
 CREATE TRIGGER announce_breaker AFTER INSERT OR DELETE OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.announce_breaker();
 
+CREATE TRIGGER announce_endpoint AFTER INSERT OR DELETE OR UPDATE ON postern.endpoint FOR EACH ROW EXECUTE FUNCTION postern.announce_endpoint();
+
 CREATE TRIGGER announce_source AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON postern.source FOR EACH STATEMENT EXECUTE FUNCTION postern.announce_source();
 
 CREATE TRIGGER begin_change BEFORE UPDATE ON postern.message FOR EACH STATEMENT EXECUTE FUNCTION postern.begin_change();
@@ -1912,21 +2063,29 @@ CREATE TRIGGER change_message INSTEAD OF UPDATE ON postern.message FOR EACH ROW 
 
 CREATE TRIGGER complete_breaker BEFORE INSERT OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.complete_breaker();
 
+CREATE TRIGGER complete_endpoint BEFORE INSERT OR UPDATE OF url, status, generation, max_in_flight, capped_since ON postern.endpoint FOR EACH ROW EXECUTE FUNCTION postern.complete_endpoint();
+
 CREATE TRIGGER end_change AFTER UPDATE ON postern.message FOR EACH STATEMENT EXECUTE FUNCTION postern.end_change();
 
 CREATE TRIGGER end_lease BEFORE UPDATE OF status ON postern.delivery FOR EACH ROW WHEN (((new.status <> 'pending'::text) AND (new.claim_id IS NOT NULL))) EXECUTE FUNCTION postern.end_lease();
-
-CREATE TRIGGER endpoint_changes BEFORE INSERT OR UPDATE OF max_in_flight, capped_since ON postern.endpoint FOR EACH ROW EXECUTE FUNCTION postern.endpoint_changes();
 
 CREATE TRIGGER fan_out AFTER INSERT ON postern.outbox REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION postern.fan_out();
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
 
+REVOKE ALL ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.announce_breaker() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.announce_endpoint() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.announce_source() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.begin_change() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.new_secret() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.sendable_headers(headers jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.change_delivery(was postern.message, wanted postern.message) FROM PUBLIC;
 
@@ -1936,11 +2095,11 @@ REVOKE ALL ON FUNCTION postern.close_breaker(destination text, reason text) FROM
 
 REVOKE ALL ON FUNCTION postern.complete_breaker() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.complete_endpoint() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.end_change() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.end_lease() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION postern.endpoint_changes() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.endpoint_of(destination text) FROM PUBLIC;
 
@@ -1975,4 +2134,6 @@ REVOKE ALL ON FUNCTION postern.retain(what text, keep interval, keep_dead interv
 REVOKE ALL ON FUNCTION postern.retain_attempts(place bigint, before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval) FROM PUBLIC;
 

@@ -13,6 +13,8 @@ Tokens fill up by rate_limit a second to rate_burst, by default a second's
 worth. Where they are what limits, refill_ms says when there is enough again
 for a claim to be worth it: 50 ms' worth, one at least.
 
+`offset 0` and `= any (array(…))` as in claim.sql: look-ups, no walks.
+
 One row per destination held; a destination that another dispatcher holds has
 none. governed = false: it has no limit any more, and is claimed like others.
 */
@@ -30,12 +32,12 @@ with rule as materialized (
          least(e.max_in_flight, ramp.share) as cap,
          greatest(e.capped_since, case when ramp.share is not null then b.closed_at end) as began,
          coalesce(e.status = 'active', postern.endpoint_of(w.destination) is null)
-           and postern.passes(b) as open
+           and postern.passes(b.door) as open
     from unnest(@destinations::text[], @quotas::integer[]) as w (destination, quota)
-    join postern.governor g on g.destination = w.destination
-    left join postern.endpoint e on e.id = postern.endpoint_of(w.destination)
-    left join postern.breaker b on b.destination = w.destination
-   cross join lateral (select postern.ramp_share(b, @ramp) as share) ramp
+    join lateral (select * from postern.governor g where g.destination = w.destination offset 0) g on true
+    left join lateral (select * from postern.endpoint e where e.id = postern.endpoint_of(w.destination) offset 0) e on true
+    left join lateral (select b as door, b.closed_at from postern.breaker b where b.destination = w.destination offset 0) b on true
+   cross join lateral (select postern.ramp_share(b.door, @ramp) as share) ramp
    where w.destination = any (nullif(current_setting('outbox.governed', true), '')::text[])
 ),
 measured as materialized (
@@ -50,9 +52,9 @@ measured as materialized (
      select coalesce(array_agg(l.id), '{}') as leases
        from (
          select d.id
-           from unnest(r.leases) as known (id)
-           join postern.delivery d on d.id = known.id
-          where d.leased_until >= now()
+           from postern.delivery d
+          where d.id = any (r.leases)
+            and d.leased_until >= now()
           union
          select head.id
            from (
@@ -78,6 +80,7 @@ gathered as (
     from measured m
    where m.gather
      and g.destination = m.destination
+     and g.destination = any (array(select destination from measured))
 ),
 allowance as materialized (
   select destination,

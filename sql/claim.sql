@@ -89,6 +89,7 @@ charged as (
     join (select destination, array_agg(id) as ids, count(*) as n from claimed group by destination) c
       on c.destination = a.destination
    where g.destination = a.destination
+     and g.destination = any (array(select destination from allowance))
 )
 select c.id,
        c.claim_id,
@@ -109,6 +110,7 @@ select c.id,
        coalesce(o.max_attempts, e.max_attempts) as max_attempts,
        o.expires_at <= now() as expired,
        e.status as endpoint_status,
+       e.generation as endpoint_generation,
        e.style,
        e.secret,
        case when e.previous_until > now() then e.previous_secret end as previous_secret,

@@ -11,7 +11,7 @@ this process is about to look again anyway. It writes only where that makes a
 difference, and never takes back the few milliseconds that inserts themselves
 leave between two notifications.
 
-`governed` is as in find.sql.
+`governed` is as in find.sql. `offset 0` as in claim.sql: look-ups, no walks.
 
 One row without a destination says up to where it looked; zero rows: there is
 nothing newer.
@@ -52,7 +52,7 @@ having max(id) is not null
  union all
 select t.destination,
        null,
-       postern.governed(e, b, @ramp)
+       postern.governed(e.endpoint, b.breaker, @ramp)
   from (select distinct destination from tail where next_attempt_at <= now()) t
-  left join postern.breaker b on b.destination = t.destination
-  left join postern.endpoint e on e.id = postern.endpoint_of(t.destination)
+  left join lateral (select b as breaker from postern.breaker b where b.destination = t.destination offset 0) b on true
+  left join lateral (select e as endpoint from postern.endpoint e where e.id = postern.endpoint_of(t.destination) offset 0) e on true

@@ -35,10 +35,8 @@ with door as materialized (
      and coalesce(e.status, 'active') = 'active'
      and (e.max_in_flight is null
           or e.max_in_flight > (select count(*)
-                                  from postern.governor g
-                                 cross join unnest(g.leases) as known (id)
-                                  join postern.delivery d on d.id = known.id
-                                 where g.destination = b.destination
+                                  from postern.delivery d
+                                 where d.id = any ((select g.leases from postern.governor g where g.destination = b.destination)::bigint[])
                                    and d.leased_until >= now()))
    limit @quota
      for update of b skip locked
@@ -106,6 +104,7 @@ select c.id,
        coalesce(o.max_attempts, e.max_attempts) as max_attempts,
        o.expires_at <= now() as expired,
        e.status as endpoint_status,
+       e.generation as endpoint_generation,
        e.style,
        e.secret,
        case when e.previous_until > now() then e.previous_secret end as previous_secret,

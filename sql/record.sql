@@ -14,7 +14,12 @@ instead of looked up.
 
 Rows come in order of delivery id and are locked in that order. Returns the
 deliveries that were still ours; one that is missing had been taken over,
-cancelled or deleted.
+cancelled or deleted. Other rows tell endpoints that were disabled: by a 410 to
+a request of the generation that the endpoint still has, or because there was
+nothing but failures for @disable_after (null: never). When failing began is
+kept with the endpoint, written once then, and forgotten after a success no
+oftener than every hundredth of that time. An endpoint that somebody else is
+changing is left to him and to the next outcome.
 
 A delivery that could not be sent gets its attempt back, and so does one that
 was released: for no fault of the receiver, or because it was a probe. One that
@@ -28,9 +33,9 @@ with outcome as materialized (
            @destinations::text[], @outcomes::text[], @sent::boolean[],
            @numbers::integer[], @ages_ms::double precision[], @durations_ms::real[],
            @statuses::smallint[], @classes::text[], @errors::text[], @responses::text[],
-           @reasons::text[], @delays_ms::double precision[])
+           @reasons::text[], @delays_ms::double precision[], @endpoint_generations::bigint[])
          as o (delivery_id, claim_id, outbox_id, destination, outcome, sent,
-               number, age_ms, duration_ms, status, class, error, response, reason, delay_ms)
+               number, age_ms, duration_ms, status, class, error, response, reason, delay_ms, endpoint_generation)
 ),
 logged as (
   insert into postern.attempt
@@ -71,7 +76,44 @@ changed as (
      and d.claim_id = o.claim_id
      and d.id = any (array(select delivery_id from outcome where outcome <> 'delivered'))
   returning d.id
+),
+heard as materialized (
+  select postern.endpoint_of(destination) as endpoint_id,
+         bool_or(outcome = 'delivered') as delivered,
+         bool_or(outcome <> 'delivered' and (status is not null or class in ('dns', 'connect', 'tls', 'timeout', 'eof', 'protocol'))) as failed,
+         max(endpoint_generation) filter (where status = 410) as gone
+    from outcome
+   group by destination
+),
+judged as materialized (
+  select e.id,
+         h.delivered,
+         case when e.status <> 'active' then null
+              when h.gone = e.generation then 'gone'
+              when h.failed and not h.delivered and e.failing_since <= now() - @disable_after::interval then 'failing'
+         end as disable
+    from heard h
+    join postern.endpoint e on e.id = h.endpoint_id
+   where e.id = any (array(select endpoint_id from heard))
+     and ((e.status = 'active' and h.gone = e.generation)
+       or (h.failed and not h.delivered
+           and (e.failing_since is null or (e.status = 'active' and e.failing_since <= now() - @disable_after)))
+       or (h.delivered and e.failing_since <= now() - coalesce(@disable_after, interval '5 days') / 100))
+   order by e.id
+     for no key update of e skip locked
+),
+disabled as (
+  update postern.endpoint e
+     set status        = case when j.disable is not null then 'disabled' else e.status end,
+         reason        = coalesce(j.disable, e.reason),
+         failing_since = case when j.delivered then null else coalesce(e.failing_since, now()) end
+    from judged j
+   where e.id = j.id
+     and e.id = any (array(select judged.id from judged))
+  returning e.id, j.disable
 )
-select id from delivered
+select id as delivery_id, null::bigint as endpoint_id, null as disabled from delivered
  union all
-select id from changed
+select id, null, null from changed
+ union all
+select null, id, disable from disabled where disable is not null

@@ -38,6 +38,7 @@ func (c *runCommand) config(p process) dispatcher.Config {
 		BackoffBase:   s.BackoffBase,
 		BackoffCap:    s.BackoffCap,
 		RetryAfterCap: s.RetryAfterCap,
+		DisableAfter:  s.DisableAfter,
 		PollInterval:  s.PollInterval,
 		ShutdownGrace: s.ShutdownGrace,
 		ResponseLimit: int64(s.ResponseLimit),

@@ -80,6 +80,7 @@ type runSettings struct {
 	BackoffBase   time.Duration `setting:"" default:"5s" min:"1ms" max:"1h" placeholder:"DURATION" group:"delivery" help:"The first retry comes within this time, chosen at random; the bound doubles with every attempt."`
 	BackoffCap    time.Duration `setting:"" default:"4h" min:"1ms" max:"7d" placeholder:"DURATION" group:"delivery" help:"Longest bound between two attempts."`
 	RetryAfterCap time.Duration `setting:"" default:"24h" min:"1s" max:"7d" placeholder:"DURATION" group:"delivery" help:"Longest Retry-After of a receiver that is obeyed."`
+	DisableAfter  time.Duration `setting:"" default:"5d" min:"1m" max:"90d" zero:"never disables one for failing" placeholder:"DURATION" group:"delivery" help:"An endpoint that had nothing but failures for so long is disabled."`
 	PollInterval  time.Duration `setting:"" default:"1s" min:"10ms" max:"1m" placeholder:"DURATION" group:"delivery" help:"Time between two looks at an idle outbox. A busy one is looked at again at once."`
 	ShutdownGrace time.Duration `setting:"" default:"20s" min:"100ms" max:"10m" zero:"cuts requests off at once" placeholder:"DURATION" group:"delivery" help:"How long requests in flight may go on after the first signal. A second signal ends the wait."`
 

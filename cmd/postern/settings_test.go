@@ -401,7 +401,7 @@ func TestSettingsReachTheDispatcher(t *testing.T) {
 	initial := fields()
 	changed := fields("--schema=hooks", "--listen-url=postgres://direct/shop", "--signing-secret="+signature.NewSecret().Reveal(),
 		"--slots=1", "--batch=2", "--timeout=3s", "--lease=4s", "--max-attempts=5", "--backoff-base=6s", "--backoff-cap=7s",
-		"--retry-after-cap=8s", "--poll-interval=9s", "--shutdown-grace=10s", "--response-limit=11KiB",
+		"--retry-after-cap=8s", "--disable-after=8d", "--poll-interval=9s", "--shutdown-grace=10s", "--response-limit=11KiB",
 		"--allow-networks=10.0.0.0/8", "--allow-http", "--allow-ports=12", "--database-url=postgres://other/shop",
 		"--breaker-window=13s", "--breaker-ratio=0.14", "--breaker-minimum=15", "--breaker-consecutive=16", "--breaker-dead-letters=17",
 		"--breaker-slow-call=18s", "--breaker-slow-ratio=0.19", "--breaker-cooldown=20s", "--breaker-cooldown-cap=21s",
