@@ -300,3 +300,41 @@ revoke execute on function
   postern.add_endpoint(text, text[], text, text, jsonb, integer, double precision),
   postern.rotate_secret(bigint, interval)
 from public;
+
+comment on function postern.endpoint_of(text) is
+  'The endpoint that a destination such as ep_7 names; null for an origin.';
+comment on function postern.ramp_share(postern.breaker, interval) is
+  'How many deliveries may be in flight over the fleet while a destination comes back from an outage; null: it is not coming back.';
+comment on function postern.governed(postern.endpoint, postern.breaker, interval) is
+  'Whether claims for a destination are counted over all dispatchers: a cap, a rate, or an outage that ended a moment ago.';
+comment on function postern.new_secret() is
+  'A new signing secret: whsec_ and the base64 of 32 random bytes.';
+comment on function postern.sendable_headers(jsonb) is
+  'Whether custom headers of an endpoint can be sent: names that are not reserved, values of printable ASCII.';
+comment on function postern.complete_endpoint() is
+  'Trigger: completes what a change of an endpoint needs.';
+comment on function postern.announce_endpoint() is
+  'Trigger: keeps the journal of endpoints and announces changes.';
+
+comment on column postern.endpoint_status.id is 'Number of the endpoint.';
+comment on column postern.endpoint_status.destination is 'Its name in other views: ep_<id>.';
+comment on column postern.endpoint_status.tenant is 'Whose messages it gets.';
+comment on column postern.endpoint_status.origin is 'Scheme, host and port of its URL.';
+comment on column postern.endpoint_status.event_types is 'What it subscribes to: a type, a prefix such as order.*, or *.';
+comment on column postern.endpoint_status.status is 'active, paused, disabled or deleted.';
+comment on column postern.endpoint_status.reason is 'Why it is not active: gone (it answered 410), failing, or what an operator said.';
+comment on column postern.endpoint_status.status_since is 'When the status was last changed.';
+comment on column postern.endpoint_status.failing_since is 'When the failures began that no success has ended.';
+comment on column postern.endpoint_status.style is 'How messages are signed: standard, plain, github or stripe.';
+comment on column postern.endpoint_status.has_secret is 'Whether it has a secret; without one nothing is sent.';
+comment on column postern.endpoint_status.previous_secret_until is 'Until when the secret before this one signs too.';
+comment on column postern.endpoint_status.header_names is 'Names of its custom headers.';
+comment on column postern.endpoint_status.timeout is 'Of one request; null: the dispatcher''s setting, as for the limits that follow.';
+comment on column postern.endpoint_status.max_in_flight is 'Requests at one time over all dispatchers; null: no limit.';
+comment on column postern.endpoint_status.rate_limit is 'Requests a second over all dispatchers; null: no limit.';
+comment on column postern.endpoint_status.rate_burst is 'Requests that may go at once after a pause; null: a second''s worth.';
+comment on column postern.endpoint_status.max_attempts is 'Attempts until a delivery is dead.';
+comment on column postern.endpoint_status.backoff_base is 'Bound of the first wait between attempts.';
+comment on column postern.endpoint_status.backoff_cap is 'Longest bound of a wait between attempts.';
+comment on column postern.endpoint_status.permanent_codes is 'Status codes after which a delivery is dead at once.';
+comment on column postern.endpoint_status.created_at is 'When it was added.';

@@ -87,6 +87,8 @@ begin
 end
 $$;
 
+COMMENT ON FUNCTION postern.announce_endpoint() IS 'Trigger: keeps the journal of endpoints and announces changes.';
+
 CREATE FUNCTION postern.announce_source() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -158,6 +160,8 @@ CREATE FUNCTION postern.new_secret() RETURNS text
   select 'whsec_' || encode(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 'base64')
 $$;
 
+COMMENT ON FUNCTION postern.new_secret() IS 'A new signing secret: whsec_ and the base64 of 32 random bytes.';
+
 CREATE TABLE postern.breaker (
     destination text NOT NULL,
     state text DEFAULT 'closed'::text NOT NULL,
@@ -218,6 +222,8 @@ CREATE FUNCTION postern.sendable_headers(headers jsonb) RETURNS boolean
                            from jsonb_each(headers)) h)
          end
 $_$;
+
+COMMENT ON FUNCTION postern.sendable_headers(headers jsonb) IS 'Whether custom headers of an endpoint can be sent: names that are not reserved, values of printable ASCII.';
 
 CREATE FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
@@ -648,6 +654,8 @@ begin
 end
 $$;
 
+COMMENT ON FUNCTION postern.complete_endpoint() IS 'Trigger: completes what a change of an endpoint needs.';
+
 CREATE FUNCTION postern.cooldown(trips integer, base interval, longest interval) RETURNS interval
     LANGUAGE sql PARALLEL SAFE
     AS $$
@@ -698,6 +706,8 @@ CREATE FUNCTION postern.endpoint_of(destination text) RETURNS bigint
     AS $_$
   select case when destination ~ '^ep_[0-9]{1,18}$' then substr(destination, 4)::bigint end
 $_$;
+
+COMMENT ON FUNCTION postern.endpoint_of(destination text) IS 'The endpoint that a destination such as ep_7 names; null for an origin.';
 
 CREATE FUNCTION postern.enqueue(OUT id bigint, event_type text, payload text, target_url text DEFAULT NULL::text, tenant text DEFAULT ''::text, idempotency_key text DEFAULT NULL::text, INOUT message_id text DEFAULT NULL::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT NULL::jsonb, deliver_after timestamp with time zone DEFAULT NULL::timestamp with time zone, expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, OUT is_new boolean) RETURNS record
     LANGUAGE plpgsql
@@ -793,6 +803,8 @@ CREATE FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.brea
       or endpoint.rate_limit is not null
       or postern.ramp_share(breaker, ramp) is not null
 $$;
+
+COMMENT ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) IS 'Whether claims for a destination are counted over all dispatchers: a cap, a rate, or an outage that ended a moment ago.';
 
 CREATE FUNCTION postern.hold(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
@@ -934,6 +946,8 @@ CREATE FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) RETUR
            then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
          end
 $$;
+
+COMMENT ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) IS 'How many deliveries may be in flight over the fleet while a destination comes back from an outage; null: it is not coming back.';
 
 CREATE FUNCTION postern.refuse_update() RETURNS trigger
     LANGUAGE plpgsql
@@ -1652,6 +1666,50 @@ CREATE VIEW postern.endpoint_status AS
    FROM postern.endpoint e;
 
 COMMENT ON VIEW postern.endpoint_status IS 'Subscribers, without their secrets, header values and URL paths.';
+
+COMMENT ON COLUMN postern.endpoint_status.id IS 'Number of the endpoint.';
+
+COMMENT ON COLUMN postern.endpoint_status.destination IS 'Its name in other views: ep_<id>.';
+
+COMMENT ON COLUMN postern.endpoint_status.tenant IS 'Whose messages it gets.';
+
+COMMENT ON COLUMN postern.endpoint_status.origin IS 'Scheme, host and port of its URL.';
+
+COMMENT ON COLUMN postern.endpoint_status.event_types IS 'What it subscribes to: a type, a prefix such as order.*, or *.';
+
+COMMENT ON COLUMN postern.endpoint_status.status IS 'active, paused, disabled or deleted.';
+
+COMMENT ON COLUMN postern.endpoint_status.reason IS 'Why it is not active: gone (it answered 410), failing, or what an operator said.';
+
+COMMENT ON COLUMN postern.endpoint_status.status_since IS 'When the status was last changed.';
+
+COMMENT ON COLUMN postern.endpoint_status.failing_since IS 'When the failures began that no success has ended.';
+
+COMMENT ON COLUMN postern.endpoint_status.style IS 'How messages are signed: standard, plain, github or stripe.';
+
+COMMENT ON COLUMN postern.endpoint_status.has_secret IS 'Whether it has a secret; without one nothing is sent.';
+
+COMMENT ON COLUMN postern.endpoint_status.previous_secret_until IS 'Until when the secret before this one signs too.';
+
+COMMENT ON COLUMN postern.endpoint_status.header_names IS 'Names of its custom headers.';
+
+COMMENT ON COLUMN postern.endpoint_status.timeout IS 'Of one request; null: the dispatcher''s setting, as for the limits that follow.';
+
+COMMENT ON COLUMN postern.endpoint_status.max_in_flight IS 'Requests at one time over all dispatchers; null: no limit.';
+
+COMMENT ON COLUMN postern.endpoint_status.rate_limit IS 'Requests a second over all dispatchers; null: no limit.';
+
+COMMENT ON COLUMN postern.endpoint_status.rate_burst IS 'Requests that may go at once after a pause; null: a second''s worth.';
+
+COMMENT ON COLUMN postern.endpoint_status.max_attempts IS 'Attempts until a delivery is dead.';
+
+COMMENT ON COLUMN postern.endpoint_status.backoff_base IS 'Bound of the first wait between attempts.';
+
+COMMENT ON COLUMN postern.endpoint_status.backoff_cap IS 'Longest bound of a wait between attempts.';
+
+COMMENT ON COLUMN postern.endpoint_status.permanent_codes IS 'Status codes after which a delivery is dead at once.';
+
+COMMENT ON COLUMN postern.endpoint_status.created_at IS 'When it was added.';
 
 CREATE TABLE postern.evidence (
     destination text NOT NULL,

@@ -42,7 +42,7 @@ func TestViewsShowNoSecrets(t *testing.T) {
 	db := pgtest.DB(t)
 	db.Exec(`
 insert into postern.endpoint (tenant, url, secret, previous_secret, previous_until, headers)
-values ('acme', 'https://user:hidden-password@example.com/hidden-path?hidden-query', 'whsec_hidden-secret', 'whsec_hidden-previous', now() + interval '1 h', '{"X-Token": "hidden-header"}');
+values ('acme', 'https://user:hidden-password@example.com/hidden-path?hidden-query', 'whsec_hiddensecrethiddensecrethiddense', 'whsec_hiddenprevious', now() + interval '1 h', '{"X-Token": "hidden-header"}');
 insert into postern.outbox (tenant, event_type, payload, headers)
 values ('acme', 'a.b', '"hidden-payload"', '{"X-Token": "hidden-header"}');
 insert into postern.outbox (tenant, event_type, payload, target_url)
