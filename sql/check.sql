@@ -25,6 +25,7 @@ with need (kind, name, privileges) as (
          ('function', 'ramp_share', '{execute}'),
          ('function', 'governed', '{execute}'),
          ('function', 'destination', '{execute}'),
+         ('function', 'origin', '{execute}'),
          ('function', 'sendable_headers', '{execute}'),
          ('function', 'retain', '{execute}'),
          ('function', 'sample_backlog', '{execute}')

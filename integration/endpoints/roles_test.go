@@ -208,6 +208,11 @@ func TestDispatcherRoleSuffices(t *testing.T) {
 	publish(t, db, "a", 6)
 	db.Exec(`insert into postern.outbox (event_type, payload, expires_at) values ('x', '{}', now() + interval '1 s')`)
 	change(t, db, deleted, "status = 'deleted'")
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(out.String())
+		}
+	})
 	running := fleet.Start(t, config)
 	pgtest.Eventually(t, time.Minute, "each kind of outcome is there", func() bool {
 		return pgtest.Scan[bool](t, db, `

@@ -84,7 +84,7 @@ grant select on postern.source to postern_receiver;
 
 /* dispatcher */
 
-grant select on postern.outbox, postern.endpoint, postern.schema_migrations to postern_dispatcher;
+grant select on postern.outbox, postern.endpoint, postern.schema_migrations, postern.backlog, postern.held_snapshot to postern_dispatcher;
 grant update (status, reason, failing_since) on postern.endpoint to postern_dispatcher;
 grant select, update, delete on postern.delivery to postern_dispatcher;
 grant select, insert on postern.attempt to postern_dispatcher;
@@ -128,7 +128,7 @@ do $$
 declare
   o record;
   helpers constant text[] := array[
-    'destination', 'endpoint_of', 'passes', 'waits_for', 'sample_backlog', 'estimate_backlog',
+    'destination', 'origin', 'endpoint_of', 'passes', 'waits_for',
     'outbox_id_since', 'claim_id_since'];
 begin
   for o in
@@ -137,17 +137,16 @@ begin
     execute format('grant select on %s to postern_readonly, postern_operator', o.name);
   end loop;
   for o in
-    select p.oid::regprocedure as name, p.proname = any (helpers) as helps,
+    select p.oid::regprocedure as name, p.proname = any (helpers) or p.proname ~ '^(sample|estimate)_' as helps,
            p.prorettype = 'trigger'::regtype as trigger,
-           p.proname in ('passes', 'cooldown', 'endpoint_of', 'ramp_share', 'governed', 'destination', 'sendable_headers',
-                         'sample_backlog', 'estimate_backlog', 'retain', 'retain_messages', 'retain_attempts') as dispatches
+           p.proname in ('cooldown', 'ramp_share', 'governed', 'sendable_headers', 'retain') as dispatches
       from pg_catalog.pg_proc p where p.pronamespace = 'postern'::regnamespace
   loop
     if o.trigger then
       continue; -- triggers fire whoever writes, and nobody calls them
     end if;
     if o.helps then
-      execute format('grant execute on routine %s to postern_readonly', o.name);
+      execute format('grant execute on routine %s to postern_readonly, postern_dispatcher', o.name);
     end if;
     if o.dispatches then
       execute format('grant execute on routine %s to postern_dispatcher', o.name);
