@@ -25,6 +25,7 @@ type work struct {
 	Latency      time.Duration // of the sink
 	Fanout       int           // endpoints of each message; 0: a target_url in the message
 	Limit        time.Duration // after which a contender is stopped, finished or not
+	prepare      func(ctx context.Context, db *database) error
 }
 
 // contender delivers what it finds in a database of its own. The raw client has
@@ -34,8 +35,12 @@ type contender struct {
 	schema  func(ctx context.Context, b *bench, db *database) error
 	load    func(ctx context.Context, b *bench, db *database, w work) error
 	left    string // a query that counts what is not done
+	insert  func(ctx context.Context, db *database) (inserter, error)
 	command func(ctx context.Context, b *bench, db *database, w work) *exec.Cmd
 }
+
+// inserter commits one message.
+type inserter func(ctx context.Context, id, url, body string) error
 
 func (c *contender) raw() bool { return c.schema == nil }
 

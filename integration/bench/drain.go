@@ -57,8 +57,10 @@ func (b *bench) drainIn(ctx context.Context, c *contender, db *database, w work)
 	if err := c.load(ctx, b, db, w); err != nil {
 		return nil, err
 	}
-	if err := b.prepare(ctx, db); err != nil {
-		return nil, err
+	if w.prepare != nil {
+		if err := w.prepare(ctx, db); err != nil {
+			return nil, err
+		}
 	}
 	if err := db.settle(ctx); err != nil {
 		return nil, err

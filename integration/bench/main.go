@@ -38,7 +38,6 @@ type bench struct {
 	limit   time.Duration // after which a contender is stopped
 	only    string        // contenders, separated by commas; empty: all
 	profile string        // file that profiles of Postern go to
-	prepare func(ctx context.Context, db *database) error
 }
 
 func main() {
@@ -62,7 +61,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	b := &bench{prepare: func(context.Context, *database) error { return nil }}
+	b := &bench{}
 	list := flag.Bool("list", false, "list the scenarios")
 	jsonFile := flag.String("json", "", "file for every figure of every run")
 	flag.IntVar(&b.n, "n", 0, "deliveries of each drain (default: each scenario's own)")

@@ -33,8 +33,16 @@ var postern = contender{
 		}
 		return nil
 	},
-	load:    loadPostern,
-	left:    "select count(*) from postern.delivery where status = 'pending'",
+	load: loadPostern,
+	left: `
+select count(*) from postern.delivery d
+ where status = 'pending'
+   and not exists (select from postern.breaker b where b.destination = d.destination and b.forced = 'open')`,
+	insert: func(_ context.Context, db *database) (inserter, error) {
+		return func(ctx context.Context, id, url, body string) error {
+			return db.exec(ctx, "insert into postern.outbox (message_id, event_type, payload, target_url) values ($1, 'bench.event', $2, $3)", id, body, url)
+		}, nil
+	},
 	command: runPostern,
 }
 

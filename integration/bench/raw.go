@@ -20,18 +20,11 @@ import (
 var rawClient = contender{
 	name: "raw",
 	command: func(ctx context.Context, b *bench, _ *database, w work) *exec.Cmd {
-		s := rawSettings{N: w.N, Slots: w.Slots, Payload: w.Payload}
-		for i := range w.Destinations {
-			s.URLs = append(s.URLs, b.sink.url(i, "ok"))
-		}
-		return role(ctx, "raw", s)
+		return role(ctx, "raw", rawSettings{b.sink.port, w.Destinations, w.N, w.Slots, w.Payload})
 	},
 }
 
-type rawSettings struct {
-	URLs              []string
-	N, Slots, Payload int
-}
+type rawSettings struct{ Port, Destinations, N, Slots, Payload int }
 
 func runRaw(s rawSettings) error {
 	key, err := signature.ParseSecret(secret)
@@ -39,6 +32,10 @@ func runRaw(s rawSettings) error {
 		return err
 	}
 	content := []byte(body(s.Payload))
+	urls := make([]string, s.Destinations)
+	for i := range urls {
+		urls[i] = address(s.Port, i) + "ok"
+	}
 	poster := newPoster(s.Slots)
 	var next atomic.Int64
 	var failed atomic.Pointer[error]
@@ -50,7 +47,7 @@ func runRaw(s rawSettings) error {
 				if i > s.N {
 					return
 				}
-				if err := poster.post(context.Background(), s.URLs[i%len(s.URLs)], "m"+strconv.Itoa(i), content, []signature.Secret{key}); err != nil {
+				if err := poster.post(context.Background(), urls[i%len(urls)], "m"+strconv.Itoa(i), content, []signature.Secret{key}); err != nil {
 					failed.Store(&err)
 				}
 			}

@@ -33,6 +33,16 @@ var riverQueue = contender{
 		return err
 	},
 	load: loadRiver,
+	insert: func(_ context.Context, db *database) (inserter, error) {
+		client, err := river.NewClient(riverpgxv5.New(db.pool), &river.Config{})
+		if err != nil {
+			return nil, err
+		}
+		return func(ctx context.Context, id, url, body string) error {
+			_, err := client.Insert(ctx, webhook{id, url, body}, nil)
+			return err
+		}, nil
+	},
 	left: "select count(*) from river_job where state <> 'completed'",
 	command: func(ctx context.Context, _ *bench, db *database, w work) *exec.Cmd {
 		return role(ctx, "river", riverSettings{db.url, w.Slots})

@@ -257,9 +257,11 @@ func (r *receiver) stop() error {
 	return err
 }
 
-// url is that of destination i, an address of its own.
-func (r *receiver) url(i int, path string) string {
-	return fmt.Sprintf("http://127.0.%d.%d:%d/%s", 1+i/250, 1+i%250, r.port, path)
+func (r *receiver) url(i int, path string) string { return address(r.port, i) + path }
+
+// address is that of destination i, whose host is its own.
+func address(port, i int) string {
+	return fmt.Sprintf("http://127.0.%d.%d:%d/", 1+i/250, 1+i%250, port)
 }
 
 // urlSQL is url as an SQL expression over the integer expression i.
