@@ -193,6 +193,7 @@ const (
 	lockNotAvailable = "55P03"
 	queryCanceled    = "57014"
 	deadlockDetected = "40P01"
+	noPrivilege      = "42501"
 	uniqueViolation  = "23505"
 )
 

@@ -14,6 +14,8 @@ type commands struct {
 
 	Run            runCommand     `cmd:"" help:"Deliver messages until a signal comes."`
 	Receive        receiveCommand `cmd:"" help:"Take webhooks from outside and write them into the outbox, until a signal comes."`
+	Status         statusCommand  `cmd:"" help:"Show what waits and why: a live table on a terminal."`
+	Doctor         doctorCommand  `cmd:"" help:"Look for what keeps messages from being delivered, and say how to mend it."`
 	Migrate        migrateCommand `cmd:"" help:"Create, update or remove the schema."`
 	VersionCommand versionCommand `cmd:"" name:"version" help:"Show the version."`
 }

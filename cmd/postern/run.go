@@ -9,6 +9,7 @@ import (
 
 type runCommand struct {
 	Database databaseSettings `embed:""`
+	Listen   listenSettings   `embed:""`
 	Settings runSettings      `embed:""`
 	Log      logSettings      `embed:""`
 
@@ -26,7 +27,7 @@ func (c *runCommand) config(p process) dispatcher.Config {
 	s := c.Settings
 	return dispatcher.Config{
 		DatabaseURL:   c.Database.DatabaseURL,
-		ListenURL:     s.ListenURL,
+		ListenURL:     c.Listen.ListenURL,
 		Schema:        c.Database.Schema,
 		Version:       release(),
 		SigningSecret: s.secret,

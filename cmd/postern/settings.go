@@ -66,9 +66,21 @@ type receiveSettings struct {
 	ReceiveMemory      byteSize      `setting:"" default:"64MiB" min:"1MiB" max:"16GiB" placeholder:"SIZE" group:"receiving" help:"Bytes of bodies in this process at one time. Senders beyond are told to come again. The process takes a few times as much."`
 }
 
+// listenSettings say where notifications are heard.
+type listenSettings struct {
+	ListenURL string `name:"listen-url" setting:"" secret:"url" placeholder:"URL" allowed:"like DATABASE_URL" group:"database" help:"Direct connection for LISTEN, where DATABASE_URL leads through a pooler that hands out a connection a transaction. Without it the dispatcher listens on DATABASE_URL."`
+}
+
+func (s *listenSettings) check(p *parser) (found []string) {
+	s.ListenURL = p.withoutNewline("POSTERN_LISTEN_URL", s.ListenURL)
+	if s.ListenURL != "" {
+		_, found = databaseURL("POSTERN_LISTEN_URL", s.ListenURL, nil)
+	}
+	return found
+}
+
 // runSettings are those of the dispatcher.
 type runSettings struct {
-	ListenURL         string `name:"listen-url" setting:"" secret:"url" placeholder:"URL" allowed:"like DATABASE_URL" group:"database" help:"Direct connection for LISTEN, where DATABASE_URL leads through a pooler that hands out a connection a transaction. Without it the dispatcher listens on DATABASE_URL."`
 	SigningSecret     string `setting:"" secret:"" placeholder:"SECRET" allowed:"whsec_ and the base64 of 24 to 64 random bytes" group:"signing" help:"Signs messages that have a target_url of their own. Endpoints have their own secrets."`
 	SigningSecretFile string `setting:"" placeholder:"PATH" group:"signing" help:"File that holds the signing secret, for secrets that are mounted. Not together with POSTERN_SIGNING_SECRET."`
 
@@ -126,11 +138,7 @@ type runSettings struct {
 const leaseMargin = 15 * time.Second
 
 func (s *runSettings) check(p *parser) (found []string) {
-	s.ListenURL = p.withoutNewline("POSTERN_LISTEN_URL", s.ListenURL)
-	if s.ListenURL != "" {
-		_, found = databaseURL("POSTERN_LISTEN_URL", s.ListenURL, nil)
-	}
-	found = append(found, s.checkSecret(p)...)
+	found = s.checkSecret(p)
 
 	if s.Lease == 0 {
 		s.Lease = s.Timeout + leaseMargin

@@ -1,0 +1,231 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"postern/migrations"
+	"postern/sql"
+)
+
+// Finding is something that keeps messages from being delivered, if Error, or
+// that may do so one day. Text never holds a secret or a connection string.
+type Finding struct {
+	Error bool   `json:"error"`
+	Text  string `json:"finding"`
+	Mend  string `json:"mend,omitempty"`
+}
+
+// Thresholds of Examine.
+const (
+	shortTimeout = 5 * time.Second // of statements, for the application's INSERT and its trigger
+	skewWarns    = 5 * time.Second
+	skewFails    = time.Minute // receivers refuse signatures that are five minutes off
+	heldWarns    = 10 * time.Minute
+	hearLimit    = 3 * time.Second
+)
+
+// Examine connects as a dispatcher with this configuration would, changes
+// nothing, and says what is wrong. It uses DatabaseURL, ListenURL and Schema
+// alone. Its error is a database that cannot be asked at all.
+func Examine(ctx context.Context, cfg Config) ([]Finding, error) {
+	conn, err := connectPlainly(ctx, cfg.DatabaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	var found []Finding
+	pooled, err := behindPooler(ctx, conn.Config())
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if pooled && cfg.ListenURL == "" {
+		found = append(found, Finding{Text: "this connection goes through a pooler that lends connections by transaction: no notifications arrive, so the dispatcher polls",
+			Mend: "set POSTERN_LISTEN_URL to a direct connection, or live with up to a second of delay"})
+	}
+	server, err := examineServer(ctx, conn, cfg.Schema)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, server...)
+	troubles, err := Check(ctx, conn, cfg.Schema)
+	if err != nil {
+		return nil, err
+	}
+	for _, text := range troubles {
+		found = append(found, Finding{Error: true, Text: text})
+	}
+	if hears := cfg.ListenURL != "" || !pooled; hears {
+		if deaf := examineListen(ctx, conn, cfg); deaf != nil {
+			found = append(found, *deaf)
+		}
+	}
+	schema, err := examineSchema(ctx, conn, cfg.Schema)
+	return append(found, schema...), err
+}
+
+// connectPlainly makes a connection that works behind any pooler.
+func connectPlainly(ctx context.Context, url string) (*pgx.Conn, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	config.ConnConfig.ConnectTimeout = 5 * time.Second
+	return pgx.ConnectConfig(ctx, config.ConnConfig)
+}
+
+// serverState is the row of server.sql.
+type serverState struct {
+	StatementTimeout, LockTimeout float64 // seconds; 0: none
+	Prepared                      int
+	Queue                         float64
+	Autovacuum, LogLockWaits      bool
+	Now                           time.Time
+}
+
+func examineServer(ctx context.Context, conn *pgx.Conn, schema string) (found []Finding, err error) {
+	started := time.Now()
+	rows, _ := conn.Query(ctx, sql.Load("server", schema))
+	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[serverState])
+	if err != nil {
+		return nil, fmt.Errorf("look at the server: %w", err)
+	}
+	skew := s.Now.Sub(started.Add(time.Since(started) / 2)).Round(time.Millisecond)
+	if skew.Abs() > skewWarns {
+		found = append(found, Finding{Error: skew.Abs() > skewFails,
+			Text: fmt.Sprintf("the database's clock is %s off this machine's: signatures carry this machine's time, and receivers refuse those that are five minutes off", skew),
+			Mend: "set both clocks by NTP"})
+	}
+	if limit := time.Duration(s.StatementTimeout * float64(time.Second)); limit > 0 && limit < shortTimeout {
+		found = append(found, Finding{Text: fmt.Sprintf("statement_timeout of this role or database is %s: the dispatcher sets its own, but an application's INSERT may be cut short", limit),
+			Mend: "alter role … set statement_timeout = '30s', or more"})
+	}
+	if s.Prepared > 0 {
+		found = append(found, Finding{Text: "max_prepared_transactions is above 0, so inserts send no notifications, which would forbid PREPARE TRANSACTION: deliveries start up to a second later",
+			Mend: "set it to 0, if nobody uses two-phase commit"})
+	}
+	if s.Queue > 0.25 {
+		found = append(found, Finding{Error: s.Queue > 0.9, Text: fmt.Sprintf("the notification queue is %.0f %% full: a session listens and does not read", 100*s.Queue),
+			Mend: "find it in pg_stat_activity: idle in transaction, having listened"})
+	}
+	if !s.Autovacuum {
+		found = append(found, Finding{Error: true, Text: "autovacuum is off: dead rows pile up until claims crawl", Mend: "alter system set autovacuum = on; alter system set track_counts = on"})
+	}
+	if !s.LogLockWaits {
+		found = append(found, Finding{Text: "log_lock_waits is off: after an incident nobody will know who blocked whom", Mend: "alter system set log_lock_waits = on; select pg_reload_conf()"})
+	}
+	return found, nil
+}
+
+// examineListen says whether a notification arrives where the dispatcher would
+// listen.
+func examineListen(ctx context.Context, conn *pgx.Conn, cfg Config) *Finding {
+	url := cfg.ListenURL
+	if url == "" {
+		url = cfg.DatabaseURL
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*hearLimit)
+	defer cancel()
+	deaf := &Finding{Text: "notifications do not arrive on the connection that would listen: the dispatcher polls, and deliveries start up to a second later",
+		Mend: "set POSTERN_LISTEN_URL to a direct connection to the same database"}
+	ear, err := connectPlainly(ctx, url)
+	if err != nil {
+		deaf.Text = "the connection that would listen for notifications cannot be made: the dispatcher polls"
+		return deaf
+	}
+	defer func() { _ = ear.Close(context.WithoutCancel(ctx)) }()
+	channel := sql.Channel("doctor"+strconv.FormatInt(rand.Int64(), 36), cfg.Schema)
+	if _, err := ear.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
+		return deaf
+	}
+	if _, err := conn.Exec(ctx, "select pg_notify($1, '')", channel); err != nil {
+		return deaf
+	}
+	wait, cancelWait := context.WithTimeout(ctx, hearLimit)
+	defer cancelWait()
+	if _, err := ear.WaitForNotification(wait); err != nil {
+		return deaf
+	}
+	return nil
+}
+
+// examineSchema looks at the schema's version, and where that is right at what
+// is in it.
+func examineSchema(ctx context.Context, conn *pgx.Conn, schema string) ([]Finding, error) {
+	status, err := migrations.Check(ctx, conn, schema)
+	if sqlstate(err) == noPrivilege {
+		return nil, nil // Check has said so
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at the schema: %w", err)
+	}
+	if !status.Current() {
+		return []Finding{{Error: true, Text: schemaError(schema, status).Error()}}, nil
+	}
+	rows, _ := conn.Query(ctx, sql.Load("doctor", schema), pgx.StrictNamedArgs{"schema": schema, "snapshot": heldWarns})
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Finding, err error) {
+		var mend *string
+		err = row.Scan(&f.Error, &f.Text, &mend)
+		f.Mend = deref(mend)
+		return f, err
+	})
+	if sqlstate(err) == noPrivilege {
+		return []Finding{{Text: "this role may not read the views, so the rest was not looked at", Mend: "run postern doctor as an operator (sql/admin/roles.sql)"}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at the database: %w", err)
+	}
+	return found, nil
+}
+
+// FindingsError is what an examination ends with that has found errors.
+type FindingsError int
+
+func (n FindingsError) Error() string {
+	return fmt.Sprintf("%d of the findings keep messages from being delivered", int(n))
+}
+
+// Summary turns findings into text for people.
+func Summary(found []Finding) string {
+	if len(found) == 0 {
+		return "nothing found\n"
+	}
+	var b strings.Builder
+	for _, f := range found {
+		level := "warning"
+		if f.Error {
+			level = "error"
+		}
+		fmt.Fprintf(&b, "%-8s %s\n", level, f.Text)
+		if f.Mend != "" {
+			fmt.Fprintf(&b, "         → %s\n", f.Mend)
+		}
+	}
+	return b.String()
+}
+
+// errorsIn counts the errors among findings.
+func errorsIn(found []Finding) (n int) {
+	for _, f := range found {
+		if f.Error {
+			n++
+		}
+	}
+	return n
+}
+
+// Verdict is nil unless one of the findings is an error.
+func Verdict(found []Finding) error {
+	if n := errorsIn(found); n > 0 {
+		return FindingsError(n)
+	}
+	return nil
+}

@@ -1,0 +1,11 @@
+/*
+What the server and this session, as its role's settings left it, are like.
+Needs no schema.
+*/
+select extract(epoch from current_setting('statement_timeout')::interval)::double precision as statement_timeout,
+       extract(epoch from current_setting('lock_timeout')::interval)::double precision as lock_timeout,
+       current_setting('max_prepared_transactions')::integer as prepared,
+       pg_notification_queue_usage() as queue,
+       current_setting('autovacuum')::boolean and current_setting('track_counts')::boolean as autovacuum,
+       current_setting('log_lock_waits')::boolean as log_lock_waits,
+       clock_timestamp() as now
