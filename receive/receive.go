@@ -73,8 +73,9 @@ func Run(ctx context.Context, cfg Config) error {
 // Serve takes requests from listener until ctx ends, then lets those in flight
 // finish within the grace; a sender that is cut off has had no 2xx and comes
 // again. It closes listener. A database that is away, at the start or later, is
-// answered with 503 and waited for; one whose schema is not this program's ends
-// Serve with an error.
+// answered with 503 and waited for; one that is there for the first time and
+// has another schema than this program's, or lacks a privilege, ends Serve with
+// an error.
 func Serve(ctx context.Context, cfg Config, listener net.Listener) error {
 	defer func() { _ = listener.Close() }() // Shutdown has closed it already, if it came so far
 	known, end := context.WithCancel(context.WithoutCancel(ctx))

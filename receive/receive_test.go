@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"regexp"
 	"strconv"
@@ -402,22 +403,25 @@ func TestStartsBeforeTheDatabase(t *testing.T) {
 	proxy.Restore()
 	d.ready().expect("with one", d.standard("/shop", "e1", "{}"), accepted)
 
-	empty := pgtest.EmptyDB(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = receive.Serve(t.Context(), receive.Config{
-		DatabaseURL: empty.URL, Schema: "postern", Timeout: time.Second, Connections: 1, Memory: 1 << 20,
-		ReloadInterval: time.Second, ShutdownGrace: time.Second, Log: zerolog.Nop(),
-	}, listener)
-	if err == nil || !strings.Contains(err.Error(), "postern migrate up") {
+	if err := serveUnfit(t, pgtest.EmptyDB(t).URL); err == nil || !strings.Contains(err.Error(), "postern migrate up") {
 		t.Errorf("a database without our schema: %v, want a hint at postern migrate up", err)
 	}
 }
 
-// A schema of another name, and an application's transaction defaults, change
-// nothing.
+// serveUnfit returns what ends a front door that cannot be.
+func serveUnfit(t *testing.T, url string) error {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return receive.Serve(t.Context(), receive.Config{
+		DatabaseURL: url, Schema: "postern", Timeout: time.Second, Connections: 1, Memory: 1 << 20,
+		ReloadInterval: time.Second, ShutdownGrace: time.Second, Log: zerolog.Nop(),
+	}, listener)
+}
+
+// An application's transaction defaults change nothing.
 func TestForeignDefaults(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
@@ -531,6 +535,35 @@ func TestMetrics(t *testing.T) {
 	}
 	if strings.Contains(string(text), "confidential") {
 		t.Error("a path that a stranger chose is in the metrics")
+	}
+}
+
+// The front door needs no more than its role.
+func TestRoleSuffices(t *testing.T) {
+	t.Parallel()
+	db := pgtest.OwnCluster(t).DB()
+	roles, err := os.ReadFile("../sql/admin/roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(string(roles))
+	db.Exec("create role door login password 'test' in role postern_receiver")
+	db.Exec(shop)
+	as, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	as.User = url.UserPassword("nobody", "test")
+	db.Exec("create role nobody login password 'test'")
+	if err := serveUnfit(t, as.String()); err == nil || !strings.Contains(err.Error(), "sql/admin/roles.sql") {
+		t.Errorf("a role without privileges: %v, want a hint at sql/admin/roles.sql", err)
+	}
+	as.User = url.UserPassword("door", "test")
+	d := open(t, as.String(), nil).ready()
+	d.expect("first", d.standard("/shop", "e1", "{}"), accepted)
+	d.expect("again", d.standard("/shop", "e1", "{}"), duplicate)
+	if n := pgtest.Scan[int](t, db, "select count(*)::int from postern.delivery"); n != 1 {
+		t.Errorf("%d deliveries, want 1", n)
 	}
 }
 

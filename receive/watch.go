@@ -22,21 +22,24 @@ const (
 	firstRetry = 100 * time.Millisecond
 )
 
-// errSchema is a database that this program does not fit: waiting mends
-// nothing.
-var errSchema = errors.New("schema")
+// errUnfit is a database that this program does not fit, or that does not let
+// it do its work: waiting mends nothing.
+var errUnfit = errors.New("the database is not ready for postern receive")
 
 // watch keeps the sources current until ctx ends. It returns an error only if
-// the schema is another than this program's; a database that is away is waited
-// for without end.
+// the database turns out not to fit when it is first seen; one that is away is
+// waited for without end.
 func (s *Server) watch(ctx context.Context) error {
 	for try := 0; ; try++ {
 		before := s.sources.Load()
 		err := s.follow(ctx)
+		if state := new(pgconn.PgError); before == nil && errors.As(err, &state) && state.Code == "42501" {
+			err = fmt.Errorf("%w: %w: give the role what sql/admin/roles.sql gives postern_receiver", errUnfit, err)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, errSchema):
+		case errors.Is(err, errUnfit):
 			return err
 		case s.sources.Load() != before:
 			try = 0 // it had worked for a while
@@ -124,9 +127,9 @@ func fits(schema string, status migrations.Status) error {
 	case status.Current():
 		return nil
 	case status.Version > status.Latest:
-		return fmt.Errorf("%w: %w", errSchema, &migrations.NewerError{Version: status.Version, Latest: status.Latest})
+		return fmt.Errorf("%w: %w", errUnfit, &migrations.NewerError{Version: status.Version, Latest: status.Latest})
 	}
-	return fmt.Errorf("%w %q has version %d and this program needs %d: run `postern migrate up`", errSchema, schema, status.Version, status.Latest)
+	return fmt.Errorf("%w: schema %q has version %d and this program needs %d: run `postern migrate up`", errUnfit, schema, status.Version, status.Latest)
 }
 
 func (s *Server) load(ctx context.Context, conn *pgx.Conn) error {

@@ -80,7 +80,7 @@ grant insert (message_id, tenant, event_type, payload, content_type, headers, ta
    on postern.outbox to postern_app, postern_receiver;
 grant execute on routine postern.enqueue, postern.new_message_id to postern_app, postern_receiver;
 
-grant select on postern.source to postern_receiver;
+grant select on postern.source, postern.schema_migrations to postern_receiver;
 
 /* dispatcher */
 
