@@ -13,5 +13,5 @@ end
 $$;
 
 drop table postern.attempt, postern.delivery, postern.outbox, postern.endpoint;
-drop function postern.fan_out(), postern.refuse_update(), postern.subscribes(text[], text), postern.destination(text), postern.origin(text);
+drop function postern.fan_out(), postern.refuse_update(), postern.subscribes(text[], text), postern.patterns(text), postern.destination(text), postern.origin(text);
 drop sequence postern.claim_id, postern.wake_after;

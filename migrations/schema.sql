@@ -776,10 +776,11 @@ begin
    union all
   select o.id, 'ep_' || e.id, e.id,
          greatest(now(), o.deliver_after)
-    from inserted o
-    join postern.endpoint e on e.tenant = o.tenant and e.status <> 'deleted'
-   where o.target_url is null
-     and postern.subscribes(e.event_types, o.event_type);
+    from (select i.id, i.tenant, i.deliver_after, postern.patterns(i.event_type) as patterns
+            from inserted i
+           where i.target_url is null
+          offset 0) o
+    join postern.endpoint e on e.tenant = o.tenant and e.status <> 'deleted' and e.event_types && o.patterns;
 
   now_us := extract(epoch from clock_timestamp()) * 1000000;
   if (select last_value from postern.wake_after) <= now_us
@@ -910,6 +911,22 @@ end
 $$;
 
 COMMENT ON FUNCTION postern.outbox_id_since(since timestamp with time zone) IS 'About the first outbox_id of messages written since then, found through the key: … where outbox_id >= postern.outbox_id_since(now() - interval ''1 day'').';
+
+CREATE FUNCTION postern.patterns(event_type text) RETURNS text[]
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    AS $$
+declare
+  parts text[] := string_to_array(event_type, '.');
+  patterns text[] := array['*', event_type];
+begin
+  for i in 1 .. cardinality(parts) - 1 loop
+    patterns := patterns || (array_to_string(parts[1:i], '.') || '.*');
+  end loop;
+  return patterns;
+end
+$$;
+
+COMMENT ON FUNCTION postern.patterns(event_type text) IS 'What an endpoint may subscribe to that takes an event type: *, the type, its prefixes.';
 
 CREATE FUNCTION postern.pause(destination text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1361,10 +1378,7 @@ COMMENT ON FUNCTION postern.sample_throughput() IS 'What was delivered within a 
 CREATE FUNCTION postern.subscribes(event_types text[], event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
-  select exists (
-    select from unnest(event_types) as pattern
-     where pattern in (event_type, '*')
-        or (pattern like '%.*' and starts_with(event_type, left(pattern, -1))))
+  select event_types && postern.patterns(event_type)
 $$;
 
 COMMENT ON FUNCTION postern.subscribes(event_types text[], event_type text) IS 'Whether one of the patterns takes the event type: itself, *, or a prefix such as order.*';
@@ -2172,6 +2186,8 @@ REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
 REVOKE ALL ON FUNCTION postern.note_change(kind text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.patterns(event_type text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.pause(destination text, reason text) FROM PUBLIC;
 
