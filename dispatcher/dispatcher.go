@@ -83,6 +83,7 @@ type Dispatcher struct {
 	metrics      *metrics
 	health       *health
 	flying       sync.WaitGroup
+	recorders    sync.WaitGroup
 	lost         atomic.Int64 // requests cut and outcomes not recorded
 	orphans      chan string  // destinations whose endpoint is deleted
 
@@ -131,9 +132,8 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	known, cutRecords := context.WithCancel(context.WithoutCancel(ctx))
 	defer cutRecords()
 
-	var recorders sync.WaitGroup
 	for range writers {
-		recorders.Go(func() { d.record(known) })
+		d.recorders.Go(func() { d.record(known) })
 	}
 	var background sync.WaitGroup
 	background.Go(func() { d.beat(ctx) })
@@ -151,10 +151,14 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	d.dispatch(ctx, work)
 
 	d.log.Info().Int("in_flight", d.cfg.Slots-d.destinations.free()).Msg("draining")
-	d.drain(cutWork)
+	d.drain()
+	cutWork()
+	// From here on writers give up in time, also those that a full line of
+	// outcomes waits for, and behind it requests that have ended.
+	deadline := time.AfterFunc(max(time.Second, min(5*time.Second, d.cfg.ShutdownGrace/2)), cutRecords)
+	d.flying.Wait()
 	close(d.outcomes)
-	deadline := time.AfterFunc(min(5*time.Second, d.cfg.ShutdownGrace/2), cutRecords)
-	recorders.Wait()
+	d.recorders.Wait()
 	deadline.Stop()
 	background.Wait()
 	d.sayStopped(known)
@@ -483,20 +487,16 @@ func (d *Dispatcher) awaitSlots(ctx context.Context) {
 }
 
 // drain waits for the requests in flight: for the grace, or until told to cut.
-// Then it cancels them and waits for that.
-func (d *Dispatcher) drain(cutWork context.CancelFunc) {
+func (d *Dispatcher) drain() {
 	done := make(chan struct{})
 	go func() { d.flying.Wait(); close(done) }()
 	grace := time.NewTimer(d.cfg.ShutdownGrace)
 	defer grace.Stop()
 	select {
 	case <-done:
-		return
 	case <-grace.C:
 	case <-d.cfg.Cut:
 	}
-	cutWork()
-	<-done
 }
 
 func (d *Dispatcher) sayStopped(ctx context.Context) {

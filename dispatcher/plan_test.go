@@ -81,6 +81,7 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 					"governed": false, "ramp": time.Minute,
 					"dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250, 10},
 				{"record", recordArgs(newest, 10), 150, 10},
+				{"sift", pgx.NamedArgs{"ids": []int64{newest - 3, newest - 2, newest - 1, newest}}, 100, 0},
 				{"expire", pgx.NamedArgs{"since": time.Time{}}, 20, 1},
 				{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20, 1},
 			} {
@@ -196,6 +197,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
 			"governed": false, "ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250},
 		{"record", recordArgs(n, 10), 200},
+		{"sift", pgx.NamedArgs{"ids": []int64{n - 3, n - 2, n - 1, n}}, 100},
 		{"govern", pgx.NamedArgs{"destinations": []string{ninety}}, 20},
 		{"allow", pgx.NamedArgs{"destinations": []string{ninety}, "quotas": []int32{10}, "ramp": time.Minute}, 40},
 		{"cancel_orphans", pgx.NamedArgs{"destination": "ep_7"}, 20},

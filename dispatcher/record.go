@@ -44,11 +44,11 @@ func (d *Dispatcher) record(ctx context.Context) {
 
 // write records a batch. While the database is away it tries again. A batch
 // that the database refuses is split, so that one row that cannot be stored
-// does not hold up the others.
+// does not hold up the others; neither does one that somebody has locked.
 func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 	// Rows are locked in one order by every recorder.
 	slices.SortFunc(batch, func(a, b ended) int { return cmp.Compare(a.c.ID, b.c.ID) })
-	for try := 1; ; try++ {
+	for try := 1; len(batch) > 0; try++ {
 		err := d.writeOnce(ctx, batch)
 		if err == nil {
 			d.recorded(batch)
@@ -66,13 +66,69 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 				return
 			}
 		}
+		if sqlstate(err) == lockNotAvailable {
+			if free, locked, err := d.sift(ctx, batch); err == nil && len(locked) > 0 {
+				d.recorders.Go(func() { d.writeLater(ctx, locked) })
+				batch = free
+				continue
+			}
+		}
 		d.log.Error().Err(err).Int("outcomes", len(batch)).Msg("recording failed; trying again")
 		if !pause(ctx, 100*time.Millisecond+backoff(try, 100*time.Millisecond, 2*time.Second, rand.Int64N)) {
-			d.log.Error().Int("outcomes", len(batch)).Msg("stopped with outcomes not recorded; their deliveries wait out their leases")
-			d.lost.Add(int64(len(batch)))
+			d.giveUp(batch)
 			return
 		}
 	}
+}
+
+// lockedPause is how often deliveries that somebody has locked are looked at.
+const lockedPause = time.Second
+
+// writeLater records outcomes whose deliveries somebody else has locked, once
+// they are free. They are few, since a claim leaves out what is locked.
+func (d *Dispatcher) writeLater(ctx context.Context, locked []ended) {
+	n := int32(len(locked))
+	d.db.vitals.unrecorded.Add(n)
+	defer d.db.vitals.unrecorded.Add(-n)
+	d.log.Warn().Int("outcomes", len(locked)).Int64("delivery", locked[0].c.ID).
+		Msg("deliveries whose outcomes are known are locked by another session; see postern.lock_wait and pg_locks")
+	for len(locked) > 0 {
+		if !pause(ctx, lockedPause+rand.N(lockedPause)) {
+			d.giveUp(locked)
+			return
+		}
+		free, still, err := d.sift(ctx, locked)
+		if err == nil {
+			d.write(ctx, free)
+			locked = still
+		}
+	}
+}
+
+// sift tells outcomes whose deliveries are free, or gone, from those whose
+// deliveries somebody else has locked.
+func (d *Dispatcher) sift(ctx context.Context, batch []ended) (free, locked []ended, err error) {
+	ids := make([]int64, len(batch))
+	for i := range batch {
+		ids[i] = batch[i].c.ID
+	}
+	held, err := query(ctx, d.db, "sift", pgx.StrictNamedArgs{"ids": ids}, pgx.RowTo[int64])
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, e := range batch {
+		if slices.Contains(held, e.c.ID) {
+			locked = append(locked, e)
+		} else {
+			free = append(free, e)
+		}
+	}
+	return free, locked, nil
+}
+
+func (d *Dispatcher) giveUp(batch []ended) {
+	d.log.Error().Int("outcomes", len(batch)).Msg("stopped with outcomes not recorded; their deliveries wait out their leases")
+	d.lost.Add(int64(len(batch)))
 }
 
 // refused reports that the database is there and does not accept the rows. A

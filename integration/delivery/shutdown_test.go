@@ -1,10 +1,12 @@
 package delivery
 
 import (
+	"errors"
 	"syscall"
 	"testing"
 	"time"
 
+	"postern/dispatcher"
 	"postern/integration/fleet"
 	"postern/integration/pgtest"
 	"postern/integration/receiver"
@@ -112,6 +114,25 @@ func TestShutdownWithoutADatabase(t *testing.T) {
 	}
 	if got := fate(t, db, id); got.Status != "pending" {
 		t.Errorf("marked %+v", got)
+	}
+}
+
+// Results cannot be written for as long as somebody holds the log's lock, and
+// more of them are known than find room. The process still ends.
+func TestShutdownWhileResultsCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	release := hold(t, db, `lock table postern.attempt in exclusive mode`)
+	defer release()
+	config := fleet.Config(t, db)
+	config.Slots, config.Batch = 4, 1
+	running := fleet.Start(t, config)
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', '1', $1 from generate_series(1, 50)`, rcv.URL)
+	rcv.Wait(11, time.Minute) // two with the writers, five in line, four in their slots
+	running.Signal()
+	if err := running.Wait(); !errors.Is(err, dispatcher.ErrCut) {
+		t.Errorf("it ended with %v, want ErrCut", err)
 	}
 }
 

@@ -1,0 +1,64 @@
+package delivery
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"postern/integration/fleet"
+	"postern/integration/pgtest"
+	"postern/integration/receiver"
+)
+
+// hold runs a statement in a transaction that stays open until release.
+func hold(t testing.TB, db *pgtest.Database, statement string) (release func()) {
+	t.Helper()
+	conn := db.Connect()
+	ctx := context.WithoutCancel(t.Context())
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, statement); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = tx.Rollback(ctx) }
+}
+
+// Somebody has locked deliveries that are being sent, more of them than there
+// are writers, and goes to lunch. What came of them waits; nothing else does.
+func TestLockedDeliveriesHoldUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	gate := receiver.NewGate()
+	slow := receiver.New(t, gate.Then(receiver.Status(200)))
+	quick := receiver.New(t, receiver.Status(200))
+	config := fleet.Config(t, db)
+	config.Timeout = time.Minute
+	fleet.Start(t, config)
+	for range 5 {
+		insert(t, db, slow.URL, `1`)
+	}
+	slow.Wait(5, time.Minute)
+	release := hold(t, db, `select from postern.delivery for update`)
+	defer release()
+	gate.Open()
+	for range 3 {
+		for range 20 {
+			insert(t, db, quick.URL, `1`)
+		}
+		pgtest.Eventually(t, 20*time.Second, "all but the locked ones are recorded", func() bool {
+			return pgtest.Scan[int](t, db, `select count(*) from postern.delivery`) == 5
+		})
+	}
+	if n := pgtest.Scan[int](t, db, `select count(*) from postern.breaker where destination = 'database' and state <> 'closed'`); n != 0 {
+		t.Error("the breaker of the database has opened for a few locked rows")
+	}
+	release()
+	settled(t, db)
+	if slow.Count() != 5 || quick.Count() != 60 {
+		t.Errorf("%d and %d requests, want 5 and 60", slow.Count(), quick.Count())
+	}
+}
