@@ -46,6 +46,11 @@ select set_config('application_name', 'postern', @local),
 const (
 	poolSize       = 6
 	acquireTimeout = 2 * time.Second
+	// answerTimeout is when the server, which ends a statement itself before
+	// that, is not there any more, whatever the socket says: a network that has
+	// forgotten a connection tells nobody. It is shorter than a lease's margin.
+	answerTimeout = 12 * time.Second
+	setUpTimeout  = 5 * time.Second
 )
 
 // database is the dispatcher's pool. Every statement is a transaction of its
@@ -81,8 +86,12 @@ func open(ctx context.Context, url, schema string) (*database, error) {
 	} else {
 		config.BeforeClose = func(conn *pgx.Conn) { db.vitals.session(conn.PgConn().PID(), false) }
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			db.vitals.session(conn.PgConn().PID(), true)
+			ctx, cancel := context.WithTimeout(ctx, setUpTimeout)
+			defer cancel()
 			_, err := conn.Exec(ctx, settings, pgx.NamedArgs{"local": false})
+			if err == nil {
+				db.vitals.session(conn.PgConn().PID(), true)
+			}
 			return err
 		}
 	}
@@ -115,7 +124,7 @@ func behindPooler(ctx context.Context, config *pgx.ConnConfig) (bool, error) {
 // query runs the statement of sql/<verb>.sql in a transaction of its own and
 // returns its rows.
 func query[T any](ctx context.Context, db *database, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) (found []T, err error) {
-	err = db.with(ctx, verb, func(conn *pgx.Conn) error {
+	err = db.with(ctx, verb, func(ctx context.Context, conn *pgx.Conn) error {
 		if db.pooled {
 			return db.together(ctx, conn, collect(verb, args, &found, row))
 		}
@@ -147,11 +156,11 @@ func collect[T any](verb string, args pgx.StrictNamedArgs, found *[]T, row pgx.R
 // transact runs statements in one transaction and one round trip. Each sees
 // what was committed before it began.
 func transact(ctx context.Context, db *database, name string, statements ...statement) error {
-	return db.with(ctx, name, func(conn *pgx.Conn) error { return db.together(ctx, conn, statements...) })
+	return db.with(ctx, name, func(ctx context.Context, conn *pgx.Conn) error { return db.together(ctx, conn, statements...) })
 }
 
-// with lends a connection.
-func (db *database) with(ctx context.Context, name string, use func(*pgx.Conn) error) (err error) {
+// with lends a connection, for as long as its server may take to answer.
+func (db *database) with(ctx context.Context, name string, use func(context.Context, *pgx.Conn) error) (err error) {
 	ended := db.vitals.track(name)
 	defer func() { ended(err) }()
 	acquire, cancel := context.WithTimeout(ctx, acquireTimeout)
@@ -162,7 +171,9 @@ func (db *database) with(ctx context.Context, name string, use func(*pgx.Conn) e
 		return fmt.Errorf("%s: connection: %w", name, err)
 	}
 	defer conn.Release()
-	if err := use(conn.Conn()); err != nil {
+	limited, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	if err := use(limited, conn.Conn()); err != nil {
 		if code := sqlstate(err); code == readOnly {
 			// The server was demoted: this session will never write again.
 			_ = conn.Conn().Close(ctx)

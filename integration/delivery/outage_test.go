@@ -63,6 +63,27 @@ func TestServerIsKilledUnderLoad(t *testing.T) {
 	}
 }
 
+// The network forgets every connection without a word, and lets new ones
+// through. Nothing waits for TCP to notice.
+func TestConnectionsAreForgottenByTheNetwork(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	proxy := pgtest.Proxy(t, db)
+	rcv := receiver.New(t, receiver.Delay(20*time.Millisecond, receiver.Status(200)))
+	config := fleet.Config(t, db)
+	config.DatabaseURL = proxy.URL
+	config.LeaseMargin = 5 * time.Second
+	fleet.Start(t, config)
+	insert(t, db, rcv.URL, `1`)
+	rcv.Wait(1, time.Minute)
+	for _, link := range proxy.Links() {
+		link.BlackHole()
+	}
+	insert(t, db, rcv.URL, `1`)
+	rcv.Wait(2, time.Minute)
+	settled(t, db)
+}
+
 // A primary is demoted: its sessions stay open and refuse to write. New
 // connections reach the successor, and all work moves there.
 func TestPrimaryIsDemoted(t *testing.T) {
