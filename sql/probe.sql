@@ -6,7 +6,8 @@ and one that is bad by itself does not keep the door shut.
 
 Who holds the probe holds it until probe_until. Whatever becomes of him, another
 takes it over then, in a new generation, and his result changes nothing.
-Nothing is leased where nothing is due. The first probes of an outage get half
+Nothing is leased where nothing is due, or all of it is locked by others, for
+whom it does not wait. The first probes of an outage get half
 the timeout; a receiver that is slow but there is not shut out for it for long.
 
 Columns as of claim.sql. Zero rows: nothing to probe, or another does.
@@ -45,19 +46,21 @@ due as materialized (
   select door.destination, door.trips, picked.id
     from door
    cross join lateral (
-     select head.id
+     select d.id
        from (
-         select d.id, d.attempts, d.next_attempt_at
-           from postern.delivery d
-          where d.status = 'pending'
-            and d.destination = door.destination
-            and d.next_attempt_at <= now()
-            and (d.leased_until is null or d.leased_until < now())
-          order by d.destination, d.next_attempt_at, d.id
+         select h.id, h.attempts, h.next_attempt_at
+           from postern.delivery h
+          where h.status = 'pending'
+            and h.destination = door.destination
+            and h.next_attempt_at <= now()
+            and (h.leased_until is null or h.leased_until < now())
+          order by h.destination, h.next_attempt_at, h.id
           limit 100
        ) head
+       join postern.delivery d on d.id = head.id
       order by head.attempts, head.next_attempt_at, head.id
       limit 1
+        for update of d skip locked
    ) picked
 ),
 claimed as (

@@ -220,6 +220,46 @@ func TestManyReportsMakeOneTransition(t *testing.T) {
 	}
 }
 
+// An operator looks at what a change of a shut destination's messages would do,
+// in a transaction that stays open. The probe takes another of its messages, and
+// where there is none it waits for nobody.
+func TestProbeLeavesOutWhatIsLocked(t *testing.T) {
+	t.Parallel()
+	const destination = "https://h.example"
+	db := pgtest.DB(t)
+	insertMany(db, destination+"/hook", 2)
+	down(db, destination, time.Minute)
+	db.Exec(`update postern.breaker set retry_at = now()`)
+	operator, err := db.Connect().Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel := func(which string) {
+		if _, err := operator.Exec(t.Context(), `update postern.message set status = 'cancelled' where status = 'pending' and outbox_id = (select `+which+`(id) from postern.outbox)`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel("min")
+	cancel("max")
+	prober := db.Connect()
+	if _, err := prober.Exec(t.Context(), `set lock_timeout = '100ms'`); err != nil {
+		t.Fatal(err)
+	}
+	if n := run(t, prober, "probe", probeArgs(destination, 1)); n != 0 {
+		t.Errorf("%d probes of locked messages", n)
+	}
+	if _, err := operator.Exec(t.Context(), `rollback; begin`); err != nil {
+		t.Fatal(err)
+	}
+	cancel("min")
+	if n := run(t, prober, "probe", probeArgs(destination, 1)); n != 1 {
+		t.Errorf("%d probes, want one of the message that is not locked", n)
+	}
+	if n := count(t, db, `select count(*) from postern.delivery where leased_until > now() and id = (select max(id) from postern.delivery)`); n != 1 {
+		t.Error("the probe did not take the message that is free")
+	}
+}
+
 // What trips, and what does not.
 func TestTripRules(t *testing.T) {
 	t.Parallel()
