@@ -19,9 +19,10 @@ const (
 // ctx ends. Every dispatcher does it; finding nothing costs one index look-up.
 func (d *Dispatcher) expire(ctx context.Context) {
 	var since time.Time
+	var after int64
 	wait := expireInterval
 	for pause(ctx, wait) {
-		done, err := d.expireSince(ctx, since)
+		done, err := d.expireSince(ctx, since, after)
 		wait = expireInterval
 		switch {
 		case ctx.Err() != nil:
@@ -30,9 +31,9 @@ func (d *Dispatcher) expire(ctx context.Context) {
 			d.log.Warn().Err(err).Msg("expiring failed")
 			continue
 		case done.More:
-			since, wait = done.Until, 0
+			since, after, wait = done.Until, done.After, 0
 		default:
-			since = done.Until.Add(-lateCommits)
+			since, after = done.Until.Add(-lateCommits), 0
 		}
 		if done.Ended > 0 {
 			d.log.Warn().Int64("deliveries", done.Ended).Msg("expired before they could be sent")
@@ -43,12 +44,13 @@ func (d *Dispatcher) expire(ctx context.Context) {
 // expiry is the row of expire.sql.
 type expiry struct {
 	Until time.Time
+	After int64
 	More  bool
 	Ended int64
 }
 
-func (d *Dispatcher) expireSince(ctx context.Context, since time.Time) (expiry, error) {
-	rows, err := query(ctx, d.db, "expire", pgx.StrictNamedArgs{"since": since}, pgx.RowToStructByName[expiry])
+func (d *Dispatcher) expireSince(ctx context.Context, since time.Time, after int64) (expiry, error) {
+	rows, err := query(ctx, d.db, "expire", pgx.StrictNamedArgs{"since": since, "after": after}, pgx.RowToStructByName[expiry])
 	if err != nil {
 		return expiry{}, err
 	}

@@ -82,7 +82,7 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 					"dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250, 10},
 				{"record", recordArgs(newest, 10), 150, 10},
 				{"sift", pgx.NamedArgs{"ids": []int64{newest - 3, newest - 2, newest - 1, newest}}, 100, 0},
-				{"expire", pgx.NamedArgs{"since": time.Time{}}, 20, 1},
+				{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0)}, 20, 1},
 				{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20, 1},
 			} {
 				for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
@@ -201,7 +201,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		{"govern", pgx.NamedArgs{"destinations": []string{ninety}}, 20},
 		{"allow", pgx.NamedArgs{"destinations": []string{ninety}, "quotas": []int32{10}, "ramp": time.Minute}, 40},
 		{"cancel_orphans", pgx.NamedArgs{"destination": "ep_7"}, 20},
-		{"expire", pgx.NamedArgs{"since": time.Time{}}, 20},
+		{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0)}, 20},
 		{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20},
 	}
 	run := make([]func() (pages, rows int), len(cases))

@@ -111,7 +111,7 @@ create unique index "idempotency_key is unique within tenant"
     on postern.outbox (tenant, idempotency_key)
  where idempotency_key is not null;
 
-create index outbox_expiring on postern.outbox (expires_at) where expires_at is not null;
+create index outbox_expiring on postern.outbox (expires_at, id) where expires_at is not null;
 
 comment on table postern.outbox is
   'Messages, written by the application in its own transaction. Append-only; what becomes of them is in postern.message.';

@@ -2121,7 +2121,7 @@ CREATE INDEX endpoint_by_tenant ON postern.endpoint USING btree (tenant) WHERE (
 
 CREATE UNIQUE INDEX "idempotency_key is unique within tenant" ON postern.outbox USING btree (tenant, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 
-CREATE INDEX outbox_expiring ON postern.outbox USING btree (expires_at) WHERE (expires_at IS NOT NULL);
+CREATE INDEX outbox_expiring ON postern.outbox USING btree (expires_at, id) WHERE (expires_at IS NOT NULL);
 
 CREATE TRIGGER announce_breaker AFTER INSERT OR DELETE OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.announce_breaker();
 

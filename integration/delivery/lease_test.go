@@ -270,6 +270,23 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
+// More messages than one look takes expire at the same moment, behind a door
+// that is shut. One of them is locked, which holds up none of the others.
+func TestExpiryOfManyAtOneMoment(t *testing.T) {
+	t.Parallel()
+	const n = 5_200
+	db := pgtest.DB(t)
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url, expires_at)
+		select 'a', '1', 'https://h.example/', now() - interval '1 day' from generate_series(1, $1::int)`, n)
+	db.Exec(`select postern.pause('https://h.example')`)
+	release := hold(t, db, `select from postern.delivery where id = (select min(id) from postern.delivery) for update`)
+	defer release()
+	fleet.Start(t, fleet.Config(t, db))
+	pgtest.Eventually(t, time.Minute, "all but the locked one are dead", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.delivery where reason = 'expired'`) == n-1
+	})
+}
+
 // Dispatchers are killed about once a second under load, half of the
 // transactions roll back. What was committed arrives; what comes twice was in
 // flight at a kill.
