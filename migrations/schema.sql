@@ -1,4 +1,4 @@
--- The schema as migrated, dumped by `make schema`. Do not edit.
+-- The schema as migrated, dumped by `make schema` from PostgreSQL 15. Do not edit.
 
 CREATE SCHEMA postern;
 
