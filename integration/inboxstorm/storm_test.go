@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // isolation level: one is processed, all others are duplicates, nothing fails.
 func TestStorm(t *testing.T) {
 	t.Parallel()
-	storms(t, 60, 5)
+	storms(t, 40, 3)
 }
 
 // storms takes the rounds of 20 and of 200 copies.
