@@ -20,17 +20,17 @@ var files embed.FS
 const DefaultSchema = "postern"
 
 var (
-	legalName = regexp.MustCompile(`^[^'"$\\\x00-\x1f]{1,40}$`)
+	legalName = regexp.MustCompile(`^[^'"$%*\\\x00-\x1f]{1,40}$`)
 	ourSchema = regexp.MustCompile(`\bpostern\.`)
 )
 
 // CheckSchema refuses names that could not be written into every statement:
-// a schema name is 1 to 40 bytes without quotes, dollar signs, backslashes or
-// control characters, since it also names notification channels, which
-// PostgreSQL limits to 63 bytes.
+// a schema name is 1 to 40 bytes without quotes, backslashes, control characters
+// or any of $ % *, which would end a comment or mean something in a format. It
+// also names notification channels, which PostgreSQL limits to 63 bytes.
 func CheckSchema(schema string) error {
 	if len(schema) > 40 || !legalName.MatchString(schema) {
-		return fmt.Errorf("schema name %q: use 1 to 40 bytes without quotes, dollar signs, backslashes or control characters", schema)
+		return fmt.Errorf("schema name %q: use 1 to 40 bytes without quotes, backslashes, control characters or any of $ %% *", schema)
 	}
 	if strings.HasPrefix(schema, "pg_") {
 		return fmt.Errorf("schema name %q: names that begin with pg_ belong to PostgreSQL", schema)

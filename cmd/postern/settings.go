@@ -37,7 +37,7 @@ var groups = []kong.Group{
 // Postgres embeds them.
 type databaseSettings struct {
 	DatabaseURL string `name:"database-url" setting:"" secret:"url" placeholder:"URL" allowed:"postgres://user:password@host:5432/database or host=… user=… password=… dbname=…" computed:"the PG* variables" group:"database" help:"PostgreSQL with the outbox. Several hosts and target_session_attrs=read-write survive a failover. Without it the usual PG* variables count."`
-	Schema      string `setting:"" default:"postern" allowed:"1 to 40 bytes without quotes, dollar signs, backslashes or control characters, not beginning with pg_" placeholder:"NAME" group:"database" help:"Schema of the outbox."`
+	Schema      string `setting:"" default:"postern" allowed:"1 to 40 bytes without quotes, backslashes, control characters or any of $ % *, not beginning with pg_" placeholder:"NAME" group:"database" help:"Schema of the outbox."`
 }
 
 func (s *databaseSettings) check(p *parser) []string {
