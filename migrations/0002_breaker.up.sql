@@ -44,6 +44,9 @@ create table postern.breaker (
     check (forced in ('open', 'closed')),
   constraint "trips and successes are at least 0"
     check (trips >= 0 and successes >= 0),
+  constraint "times are finite: to shut a breaker for ever, force it open"
+    check (isfinite(opened_at) and isfinite(retry_at) and isfinite(closed_at)
+       and isfinite(probe_until) and isfinite(hold_until)),
   constraint "an open breaker has opened_at and retry_at"
     check (state not in ('open', 'half_open') or (opened_at is not null and retry_at is not null))
 ) with (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.01);

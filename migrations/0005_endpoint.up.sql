@@ -51,6 +51,7 @@ as $$
   select case
            when breaker.state = 'closed'
             and breaker.closed_at > now() - ramp
+            and ramp > interval '0' -- closed_at may lie after now(), when our transaction began first
             and (breaker.forced is null or breaker.forced_until <= now())
            then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
          end

@@ -182,6 +182,7 @@ CREATE TABLE postern.breaker (
     CONSTRAINT "destination is 1 to 300 bytes" CHECK (((octet_length(destination) >= 1) AND (octet_length(destination) <= 300))),
     CONSTRAINT "forced is open, closed or null" CHECK ((forced = ANY (ARRAY['open'::text, 'closed'::text]))),
     CONSTRAINT "state is closed, open or half_open, or throttled for database" CHECK (((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text])) OR ((state = 'throttled'::text) AND (destination = 'database'::text)))),
+    CONSTRAINT "times are finite: to shut a breaker for ever, force it open" CHECK ((isfinite(opened_at) AND isfinite(retry_at) AND isfinite(closed_at) AND isfinite(probe_until) AND isfinite(hold_until))),
     CONSTRAINT "trips and successes are at least 0" CHECK (((trips >= 0) AND (successes >= 0)))
 )
 WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
@@ -959,6 +960,7 @@ CREATE FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) RETUR
   select case
            when breaker.state = 'closed'
             and breaker.closed_at > now() - ramp
+            and ramp > interval '0' -- closed_at may lie after now(), when our transaction began first
             and (breaker.forced is null or breaker.forced_until <= now())
            then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
          end

@@ -1,8 +1,9 @@
 /*
 Removes what no longer says anything, a thousand rows at a time: breakers that
 have been closed for so long that their trips are forgotten, breakers of
-destinations to which nothing is to be sent, evidence of long ago, dispatchers
-that stopped a day ago or were not heard of for as long. Locked rows are in use.
+destinations to which nothing is to be sent, governors of those that have no
+limit any more, evidence of long ago, dispatchers that stopped a day ago or were
+not heard of for as long. Locked rows are in use.
 
 One row: how many are gone.
 */
@@ -20,6 +21,21 @@ with idle as materialized (
 ),
 healthy as (
   delete from postern.breaker b using idle where b.destination = idle.destination returning 1
+),
+unlimited as materialized (
+  select g.destination
+    from postern.governor g
+   where greatest(g.refilled_at, g.gathered_at) < now() - @forget::interval
+     and not exists (
+           select from postern.endpoint e
+            where e.id = postern.endpoint_of(g.destination)
+              and e.status <> 'deleted'
+              and (e.max_in_flight is not null or e.rate_limit is not null))
+   limit 1000
+     for update skip locked
+),
+free as (
+  delete from postern.governor g using unlimited where g.destination = unlimited.destination returning 1
 ),
 old as materialized (
   select e.destination, e.dispatcher
@@ -41,4 +57,4 @@ gone as materialized (
 forgotten as (
   delete from postern.dispatcher d using gone where d.id = gone.id returning 1
 )
-select (select count(*) from healthy) + (select count(*) from silent) + (select count(*) from forgotten) as removed
+select (select count(*) from healthy) + (select count(*) from free) + (select count(*) from silent) + (select count(*) from forgotten) as removed

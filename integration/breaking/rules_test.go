@@ -2,13 +2,16 @@ package breaking
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"postern/breaker"
 	"postern/integration/pgtest"
@@ -257,6 +260,47 @@ func TestProbeLeavesOutWhatIsLocked(t *testing.T) {
 	}
 	if n := count(t, db, `select count(*) from postern.delivery where leased_until > now() and id = (select max(id) from postern.delivery)`); n != 1 {
 		t.Error("the probe did not take the message that is free")
+	}
+}
+
+// Times that cannot be subtracted would end the reading of all breakers.
+func TestTimesOfABreakerAreFinite(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	down(db, "https://h.example", time.Minute)
+	for _, column := range []string{"opened_at", "retry_at", "closed_at", "probe_until", "hold_until"} {
+		_, err := db.Connect().Exec(t.Context(), `update postern.breaker set `+column+` = 'infinity'`)
+		if refused := new(pgconn.PgError); !errors.As(err, &refused) || refused.Code != "23514" {
+			t.Errorf("%s = infinity: %v, want it refused", column, err)
+		}
+	}
+	if n := run(t, db, "breakers", pgx.StrictNamedArgs{}); n != 1 {
+		t.Errorf("%d breakers", n)
+	}
+}
+
+// A breaker may have closed after the transaction of a claim began.
+func TestNoRampAtAll(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`insert into postern.breaker (destination, state, closed_at) values ('https://h.example', 'closed', now() + interval '1 s')`)
+	if pgtest.Scan[bool](t, db, `select postern.governed(null, b, interval '0') from postern.breaker b`) {
+		t.Error("it is governed")
+	}
+}
+
+// Governors of destinations that have no limit any more do not pile up.
+func TestGovernorsAreTidied(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`insert into postern.endpoint (id, url, max_in_flight, status) values
+	           (1, 'https://a.example', 5, 'active'), (2, 'https://b.example', null, 'active'), (3, 'https://c.example', 5, 'deleted')`)
+	db.Exec(`insert into postern.governor (destination, refilled_at) values
+	           ('ep_1', now() - interval '1 day'), ('ep_2', now() - interval '1 day'), ('ep_3', now() - interval '1 day'),
+	           ('https://h.example', now() - interval '1 day'), ('https://busy.example', now())`)
+	run(t, db, "tidy", pgx.StrictNamedArgs{"forget": time.Hour})
+	if got := pgtest.Rows[string](t, db, `select destination from postern.governor order by 1`); !slices.Equal(got, []string{"ep_1", "https://busy.example"}) {
+		t.Errorf("left: %v", got)
 	}
 }
 
