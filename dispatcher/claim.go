@@ -30,7 +30,7 @@ type claimed struct {
 	EventType    *string
 	ContentType  *string
 	PayloadBytes *int
-	Payload      *string // nil: too large to come along
+	Payload      []byte // nil: too large to come along
 	Headers      []byte
 	URL          *string
 	MaxAttempts  *int

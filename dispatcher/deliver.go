@@ -150,11 +150,9 @@ func (d *Dispatcher) request(ctx context.Context, c *claimed) (request, error) {
 		return r, err
 	}
 	r.Headers = mergeHeaders(theirs, own)
-	payload, err := d.payload(ctx, c)
-	if err != nil {
+	if r.Body, err = d.payload(ctx, c); err != nil {
 		return r, err
 	}
-	r.Body = []byte(payload)
 	style, secrets, err := d.secrets(c)
 	if err != nil {
 		return r, err
@@ -165,16 +163,16 @@ func (d *Dispatcher) request(ctx context.Context, c *claimed) (request, error) {
 
 // payload returns the stored bytes, reading them now where they did not come
 // with the claim.
-func (d *Dispatcher) payload(ctx context.Context, c *claimed) (string, error) {
+func (d *Dispatcher) payload(ctx context.Context, c *claimed) ([]byte, error) {
 	if c.Payload != nil {
-		return *c.Payload, nil
+		return c.Payload, nil
 	}
-	rows, err := query(ctx, d.db, "body", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[string])
+	rows, err := query(ctx, d.db, "body", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[[]byte])
 	if err != nil {
-		return "", databaseError{err}
+		return nil, databaseError{err}
 	}
 	if len(rows) == 0 {
-		return "", errDeleted
+		return nil, errDeleted
 	}
 	return rows[0], nil
 }

@@ -74,6 +74,7 @@ type Dispatcher struct {
 
 	destinations *destinations
 	outcomes     chan ended
+	collecting   sync.Mutex         // held by the writer that gathers outcomes
 	signing      []signature.Secret // of messages with a bare target_url
 	keys         keyring            // of endpoints
 	jobs         chan job           // to goroutines that wait for one

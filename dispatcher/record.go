@@ -21,25 +21,43 @@ const (
 // Failures of the database are waited out, since what is known must not be
 // lost; ctx ends the waiting.
 func (d *Dispatcher) record(ctx context.Context) {
-	for first := range d.outcomes {
-		batch := append(make([]ended, 0, d.cfg.Batch), first)
-		timer := time.NewTimer(linger)
-	collect:
-		for len(batch) < d.cfg.Batch {
-			select {
-			case next, more := <-d.outcomes:
-				if !more {
-					break collect
-				}
-				batch = append(batch, next)
-			case <-timer.C:
-				break collect
-			}
+	batch := make([]ended, 0, d.cfg.Batch)
+	for {
+		batch = d.collect(batch[:0])
+		if len(batch) == 0 {
+			return
 		}
-		timer.Stop()
 		d.write(ctx, batch)
 		d.db.vitals.unrecorded.Add(-int32(len(batch)))
+		clear(batch) // of what it holds in memory
 	}
+}
+
+// collect waits for an outcome and gathers those that come soon after. One
+// writer collects at a time, since two would get half as much each. The batch
+// is empty once the channel is closed and empty.
+func (d *Dispatcher) collect(batch []ended) []ended {
+	d.collecting.Lock()
+	defer d.collecting.Unlock()
+	first, more := <-d.outcomes
+	if !more {
+		return batch
+	}
+	batch = append(batch, first)
+	timer := time.NewTimer(linger)
+	defer timer.Stop()
+	for len(batch) < d.cfg.Batch {
+		select {
+		case next, more := <-d.outcomes:
+			if !more {
+				return batch
+			}
+			batch = append(batch, next)
+		case <-timer.C:
+			return batch
+		}
+	}
+	return batch
 }
 
 // write records a batch. While the database is away it tries again. A batch
