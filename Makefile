@@ -3,7 +3,7 @@
 # it installs where it may, or says in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-js examples lint schema check soak
+.PHONY: help bench build demo test test-js examples lint schema check soak
 
 # The linter is built by go run, once for each version of it and of Go.
 golangci_lint := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -16,6 +16,9 @@ help: ## list the targets
 
 build: ## build the binary into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/postern
+
+bench: ## measure beside a raw client, River and a naive worker; ARGS="-list" shows what, docs/performance.md how
+	@cd integration/bench && go build -trimpath -o ../../bin/bench . && exec ../../bin/bench $(ARGS)
 
 demo: ## see it work; KEEP=1 leaves it running until Ctrl-C, ARGS sets the sizes
 	@CGO_ENABLED=0 go build -trimpath -o bin/ ./integration/demo && exec bin/demo $(if $(filter-out 0,$(KEEP)),-keep) $(ARGS)

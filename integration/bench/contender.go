@@ -71,11 +71,10 @@ func role(ctx context.Context, name string, settings any) *exec.Cmd {
 
 // roles are the processes that this program is beside the bench.
 var roles = map[string]func(settings []byte) error{
-	"sink":    func([]byte) error { return runSink() },
-	"raw":     as(runRaw),
-	"river":   as(runRiver),
-	"naive":   as(runNaive),
-	"profile": as(runProfile),
+	"sink":  func([]byte) error { return runSink() },
+	"raw":   as(runRaw),
+	"river": as(runRiver),
+	"naive": as(runNaive),
 }
 
 func as[T any](run func(T) error) func([]byte) error {

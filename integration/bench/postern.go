@@ -4,21 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"runtime/pprof"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
-
-	"github.com/rs/zerolog"
-
-	"postern/dispatcher"
-	"postern/outbox/signature"
 )
 
 // Postern is the real program with its defaults; slots where a scenario names
@@ -48,7 +38,8 @@ select count(*) from postern.delivery d
 
 func runPostern(ctx context.Context, b *bench, db *database, w work) *exec.Cmd {
 	if b.profile != "" {
-		return role(ctx, "profile", profileSettings{db.url, w.Slots, b.profile})
+		return exec.CommandContext(ctx, filepath.Join(filepath.Dir(b.binary), "profile"),
+			"-url", db.url, "-slots", strconv.Itoa(w.Slots), "-secret", secret, "-file", b.profile)
 	}
 	cmd := exec.CommandContext(ctx, b.binary, "run")
 	cmd.Env = environment(db, w)
@@ -98,50 +89,11 @@ func buildPostern(ctx context.Context, dir string) (string, error) {
 	if err != nil {
 		return "", errors.New("run the bench in integration/bench of the source: `go list -m postern` fails there")
 	}
-	name := filepath.Join(dir, "postern")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", name, "./cmd/postern")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", dir+"/", "./cmd/postern", "./integration/profile")
 	cmd.Dir = strings.TrimSpace(string(root))
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build postern: %w\n%s", err, out)
 	}
-	return name, nil
-}
-
-type profileSettings struct {
-	URL   string
-	Slots int
-	File  string
-}
-
-// runProfile is the dispatcher in a process that writes down where its CPU
-// goes, and at its end what it has allocated.
-func runProfile(s profileSettings) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	key, err := signature.ParseSecret(secret)
-	if err != nil {
-		return err
-	}
-	cpu, err := os.Create(s.File + ".cpu")
-	if err != nil {
-		return err
-	}
-	if err := pprof.StartCPUProfile(cpu); err != nil {
-		return err
-	}
-	err = dispatcher.Run(ctx, dispatcher.Config{
-		DatabaseURL: s.URL, Schema: "postern", Version: "bench", SigningSecret: key,
-		Slots: s.Slots, Batch: 100, Timeout: 10 * time.Second, LeaseMargin: 15 * time.Second,
-		MaxAttempts: 20, BackoffBase: 5 * time.Second, BackoffCap: 4 * time.Hour, RetryAfterCap: 24 * time.Hour,
-		PollInterval: time.Second, ShutdownGrace: 2 * time.Second, ResponseLimit: 16 << 10,
-		AllowHTTP: true, AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
-		Log: zerolog.New(os.Stderr).Level(zerolog.InfoLevel),
-	})
-	pprof.StopCPUProfile()
-	allocated, createErr := os.Create(s.File + ".mem")
-	if createErr != nil {
-		return errors.Join(err, createErr)
-	}
-	return errors.Join(err, cpu.Close(), pprof.Lookup("allocs").WriteTo(allocated, 0), allocated.Close())
+	return filepath.Join(dir, "postern"), nil
 }

@@ -47,8 +47,8 @@ var scenarios = []scenario{
 	}},
 	{"payload", "a backlog of 1 KB, 64 KB, 256 KB each: memory", func(ctx context.Context, b *bench) error {
 		for _, size := range []struct{ kilobytes, n int }{{1, 50_000}, {64, 5000}, {256, 2000}} {
-			w := work{N: b.size(size.n), Destinations: 1, Payload: size.kilobytes << 10, Slots: 256}
-			if err := b.drain(ctx, fmt.Sprintf("payload %d KB", size.kilobytes), w, b.these(&rawClient, &postern, &riverQueue)); err != nil {
+			w := work{N: b.size(size.n), Destinations: 8, Payload: size.kilobytes << 10, Slots: 256, Latency: 50 * time.Millisecond}
+			if err := b.drain(ctx, fmt.Sprintf("payload %d KB, sink 50 ms, 256 slots", size.kilobytes), w, b.these(&rawClient, &postern, &riverQueue)); err != nil {
 				return err
 			}
 		}
