@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"postern/breaker"
 	"postern/integration/fleet"
 	"postern/integration/pgtest"
@@ -192,11 +194,22 @@ func TestSoakParkedBacklog(t *testing.T) {
 // and returns the median's stand-in that the server keeps: execution time of
 // finding and claiming, divided by the number of claims.
 func claimCost(t *testing.T, db *pgtest.Database, url string, d time.Duration) float64 {
-	c, _ := config(t, db)
+	c, said := config(t, db)
 	c.Batch, c.Slots = 100, 256
-	c.Log = c.Log.Level(3) // errors
+	c.Log = c.Log.Level(zerolog.WarnLevel)
+	defer func() {
+		if t.Failed() {
+			t.Log(said, pgtest.Rows[string](t, db, `select destination || ' ' || state || coalesce(reason, '') from postern.breaker`),
+				pgtest.Rows[string](t, db, `select status || coalesce(reason, '') || ' ' || attempts || ' ' || coalesce(last_error, '') || (next_attempt_at - now()) || coalesce((leased_until - now())::text, ' no lease') || ' ' || count(*) over () from postern.delivery where destination like 'ep%' limit 5`),
+				pgtest.Rows[string](t, db, `select outcome || ' ' || count(*) from postern.attempt group by outcome`))
+		}
+	}()
 	running := fleet.Start(t, c)
-	defer func() { _ = running.Stop() }()
+	defer func() {
+		if err := running.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
 	wait(t, time.Second)
 	db.Exec(`select pg_stat_statements_reset()`)
 	ctx, cancel := context.WithTimeout(t.Context(), d)
