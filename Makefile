@@ -35,7 +35,7 @@ examples: build ## run the examples, in every language whose runtime is here
 	go run ./integration/examples
 
 lint: ## look for mistakes; the linters and their reasons are in .golangci.yml
-	$(golangci_lint) run
+	$(golangci_lint) run --allow-serial-runners
 
 schema: ## rewrite migrations/schema.sql, the dump of the migrated schema
 	$(withpg) go test ./integration -run '^TestSchemaIsCurrent$$' -count=1 -update
