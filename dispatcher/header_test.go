@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"postern/integration/pgtest"
 )
 
 func TestCustomHeaders(t *testing.T) {
@@ -106,5 +108,39 @@ func TestHeadersOfAMessageReplaceItsEndpoints(t *testing.T) {
 	}
 	if got := fmt.Sprint(mergeHeaders(nil, message), mergeHeaders(endpoint, nil)); got != "[{X_b 2} {X-C 2}] [{X-A 1} {X-B 1}]" {
 		t.Error(got)
+	}
+}
+
+// What the table refuses to store and what cannot be sent are the same.
+func TestStoredHeadersAreThoseThatCanBeSent(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	many := make([]string, 21)
+	for i := range many {
+		many[i] = fmt.Sprintf(`"X-%d":"v"`, i)
+	}
+	cases := []string{
+		`{}`, `{"X-A":"b"}`, `{"X-A":""}`, `{"x_a":"1","X-B":"2"}`, `{"X-A":1}`, `{"X-A":null}`, `{"X-A":["b"]}`, `[]`, `"x"`,
+		`{"":"v"}`, `{"X A":"v"}`, `{"X-A:":"v"}`, `{"X-\u00e9":"v"}`, `{"X-A":"\u00e9"}`, `{"X-A":"a\r\nb"}`, `{"X-A":"\u007f"}`,
+		`{"X-A":"1","x-a":"2"}`, `{"X-A":"1","x_a":"2"}`, `{"X!#$%&'*+-.^_~|":"v"}`, "{\"X`\":\"v\"}",
+		`{"` + strings.Repeat("n", 64) + `":"v"}`, `{"` + strings.Repeat("n", 65) + `":"v"}`,
+		`{"X":"` + strings.Repeat("v", 4096) + `"}`, `{"X":"` + strings.Repeat("v", 4097) + `"}`,
+		"{" + strings.Join(many[1:], ",") + "}", "{" + strings.Join(many, ",") + "}",
+	}
+	for _, name := range []string{
+		"Host", "Content-Length", "Transfer-Encoding", "Trailer", "TE", "Expect", "Connection", "Keep-Alive", "Upgrade", "HTTP2-Settings",
+		"Content-Type", "Content-Encoding", "Accept-Encoding", "Idempotency-Key", "X-Idempotency-Key", "User-Agent", "Proxy-Authorization",
+		"Webhook-Id", "Webhook-Anything", "X-Signature", "X-Signature-2", "X-Hub-Signature-256", "Stripe-Signature",
+		"Authorization", "Cookie", "X-Host", "Hosts", "Webhook", "Stripe", "Proxy",
+	} {
+		for _, spelt := range []string{name, strings.ToLower(name), strings.ReplaceAll(name, "-", "_")} {
+			cases = append(cases, `{"`+spelt+`":"v"}`)
+		}
+	}
+	for _, raw := range cases {
+		stored := pgtest.Scan[bool](t, db, `select postern.sendable_headers($1::text::jsonb)`, raw)
+		if _, err := checkHeaders([]byte(raw)); stored != (err == nil) {
+			t.Errorf("%.60s: the table takes it: %v; it cannot be sent: %v", raw, stored, err)
+		}
 	}
 }

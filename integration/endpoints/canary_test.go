@@ -31,9 +31,10 @@ const (
 // the columns that it is stored in.
 func TestNothingShowsSecrets(t *testing.T) {
 	t.Parallel()
-	cluster := pgtest.OwnCluster(t)
-	db := cluster.DB()
-	db.Exec(`create role teller superuser login password 'CANARYpassword'`)
+	db := pgtest.DB(t)
+	teller := "teller_" + db.Name[len(db.Name)-12:]
+	db.Exec(`create role ` + teller + ` superuser login password 'CANARYpassword'`)
+	t.Cleanup(func() { db.Exec(`drop role ` + teller) })
 	open := receiver.New(t, receiver.ByPath(map[string]receiver.Script{
 		"/200/CANARYpath":   receiver.Status(200),
 		"/404/CANARYpath":   receiver.Status(404),
@@ -51,7 +52,7 @@ func TestNothingShowsSecrets(t *testing.T) {
 
 	plant(t, db, open.Addr(), down.Addr())
 	config, out := logged(t, db, zerolog.TraceLevel)
-	config.DatabaseURL = strings.Replace(as(t, db, "teller"), ":test@", ":CANARYpassword@", 1)
+	config.DatabaseURL = strings.Replace(as(t, db, teller), ":test@", ":CANARYpassword@", 1)
 	config.SigningSecret, _ = signature.ParseSecret(canarySecret)
 	config.Timeout = 300 * time.Millisecond
 	config.MaxAttempts = 2
@@ -65,7 +66,7 @@ func TestNothingShowsSecrets(t *testing.T) {
 			   and (select count(*) from postern.breaker) >= 1`)
 	})
 	// The database is lost and found.
-	db.Exec(`select pg_terminate_backend(pid) from pg_stat_activity where usename = 'teller'`)
+	db.Exec(`select pg_terminate_backend(pid) from pg_stat_activity where usename = $1`, teller)
 	publish(t, db, "a", 1)
 	db.Exec(`select postern.rotate_secret(id) from postern.endpoint where tenant = 'a' and status = 'active'`)
 	pgtest.Eventually(t, time.Minute, "the loss is told", func() bool {

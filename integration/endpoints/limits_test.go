@@ -185,3 +185,23 @@ func TestManyWaitingEndpointsHoldNobodyUp(t *testing.T) {
 		return pgtest.Scan[bool](t, db, `select count(*) = $1 and max(attempts) = 0 from postern.delivery`, 2*many)
 	})
 }
+
+func TestCapHoldsBehindAPooler(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	var m meter
+	rcv := receiver.New(t, m.then(20*time.Millisecond, receiver.Status(200)))
+	endpoint(t, db, "a", rcv.URL, "max_in_flight = 3, rate_limit = 1000")
+	publish(t, db, "a", 60)
+	pooler := pgtest.PgBouncer(t, db)
+	for range 2 {
+		config := fleet.Config(t, db)
+		config.DatabaseURL, config.ListenURL = pooler, db.URL
+		config.Timeout, config.LeaseMargin = 20*time.Second, time.Minute
+		fleet.Start(t, config)
+	}
+	pgtest.Eventually(t, time.Minute, "everything is delivered", drained(t, db))
+	if got := m.highest(); got > 3 || rcv.Count() != 60 {
+		t.Errorf("up to %d in flight and %d requests, want 3 and 60", got, rcv.Count())
+	}
+}

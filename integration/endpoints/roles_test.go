@@ -20,11 +20,28 @@ import (
 	"postern/integration/receiver"
 )
 
-// withRoles is a database whose roles were made by sql/admin/roles.sql. Roles
-// belong to the cluster, so it has one of its own.
-func withRoles(t testing.TB) *pgtest.Database {
+// TestPrivileges has a cluster of its own, since that is what roles belong to.
+func TestPrivileges(t *testing.T) {
+	t.Parallel()
+	cluster := pgtest.OwnCluster(t)
+	for name, test := range map[string]func(*testing.T, *pgtest.Database){
+		"roles":                 testRoles,
+		"dispatcher":            testDispatcherRoleSuffices,
+		"hijacking":             testFunctionsCannotBeHijacked,
+		"what is said at start": testStartSaysWhatIsMissing,
+	} {
+		db := withRoles(t, cluster)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, db)
+		})
+	}
+}
+
+// withRoles is a database whose roles were made by sql/admin/roles.sql.
+func withRoles(t testing.TB, cluster *pgtest.Cluster) *pgtest.Database {
 	t.Helper()
-	db := pgtest.OwnCluster(t).DB()
+	db := cluster.DB()
 	text, err := os.ReadFile("../../sql/admin/roles.sql")
 	if err != nil {
 		t.Fatal(err)
@@ -38,8 +55,9 @@ func withRoles(t testing.TB) *pgtest.Database {
 // login makes a login of its own in a role and returns its URL.
 func login(t testing.TB, db *pgtest.Database, role string) string {
 	t.Helper()
-	db.Exec(`create role login_` + role + ` login password 'test' in role postern_` + role)
-	return as(t, db, "login_"+role)
+	name := role + "_of_" + db.Name[len(db.Name)-12:]
+	db.Exec(`create role ` + name + ` login password 'test' in role postern_` + role)
+	return as(t, db, name)
 }
 
 func as(t testing.TB, db *pgtest.Database, user string) string {
@@ -94,9 +112,7 @@ func try(t testing.TB, conn *pgx.Conn, statement string) error {
 	return err
 }
 
-func TestRoles(t *testing.T) {
-	t.Parallel()
-	db := withRoles(t)
+func testRoles(t *testing.T, db *pgtest.Database) {
 	id := endpoint(t, db, "a", "https://example.com/hidden-path", `headers = '{"X": "hidden-header"}'`)
 	db.Exec(`insert into postern.breaker (destination) values ('https://x.example')`)
 	tables := pgtest.Rows[string](t, db, `select c.oid::regclass::text from pg_class c where relnamespace = 'postern'::regnamespace and relkind in ('r', 'v')`)
@@ -186,9 +202,7 @@ func TestRoles(t *testing.T) {
 }
 
 // A dispatcher does all its work with no more than its role.
-func TestDispatcherRoleSuffices(t *testing.T) {
-	t.Parallel()
-	db := withRoles(t)
+func testDispatcherRoleSuffices(t *testing.T, db *pgtest.Database) {
 	rcv := receiver.New(t, receiver.ByPath(map[string]receiver.Script{
 		"/gone":  receiver.Status(410),
 		"/fails": receiver.Status(500),
@@ -243,9 +257,7 @@ func TestDispatcherRoleSuffices(t *testing.T) {
 
 // No function runs for everybody, and none that runs with its owner's rights
 // looks a name up where a caller may put one.
-func TestFunctionsCannotBeHijacked(t *testing.T) {
-	t.Parallel()
-	db := withRoles(t)
+func testFunctionsCannotBeHijacked(t *testing.T, db *pgtest.Database) {
 	for _, name := range pgtest.Rows[string](t, db, `
 		select p.oid::regprocedure::text
 		  from pg_proc p
@@ -289,10 +301,9 @@ func TestFunctionsCannotBeHijacked(t *testing.T) {
 }
 
 // What is missing is said in words, before anything is claimed.
-func TestStartSaysWhatIsMissing(t *testing.T) {
-	t.Parallel()
-	db := withRoles(t)
+func testStartSaysWhatIsMissing(t *testing.T, db *pgtest.Database) {
 	dispatcherURL := login(t, db, "dispatcher")
+	name := pgtest.Scan[string](t, connect(t, dispatcherURL), `select current_user`)
 	db.Exec(`create role nobody login password 'test'`)
 	db.Exec(`create role halfway login password 'test'`)
 	db.Exec(`grant usage on schema postern to halfway; grant select on postern.delivery, postern.schema_migrations to halfway`)
@@ -305,9 +316,9 @@ func TestStartSaysWhatIsMissing(t *testing.T) {
 		name, prepare string
 		words         []string
 	}{
-		{"read-only", `alter role login_dispatcher set default_transaction_read_only = on`, []string{"read-only", "default_transaction_read_only"}},
-		{"row security", `alter role login_dispatcher reset default_transaction_read_only;
-			alter table postern.delivery enable row level security`, []string{"row-level security", "postern.delivery", "login_dispatcher"}},
+		{"read-only", `alter role ` + name + ` set default_transaction_read_only = on`, []string{"read-only", "default_transaction_read_only"}},
+		{"row security", `alter role ` + name + ` reset default_transaction_read_only;
+			alter table postern.delivery enable row level security`, []string{"row-level security", "postern.delivery", name}},
 		{"a policy that lets some rows through", `create policy partly on postern.delivery for all to postern_dispatcher using (id > 0)`, []string{"row-level security"}},
 	} {
 		db.Exec(c.prepare)
