@@ -85,6 +85,7 @@ type Dispatcher struct {
 	health       *health
 	flying       sync.WaitGroup
 	recorders    sync.WaitGroup
+	behind       atomic.Int32 // recorders that wait for the database
 	lost         atomic.Int64 // requests cut and outcomes not recorded
 	orphans      chan string  // destinations whose endpoint is deleted
 
@@ -316,6 +317,10 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 	if !d.admits() {
 		d.waitOutside(ctx, work)
 		return 0, false, nil
+	}
+	if d.behind.Load() > 0 {
+		pause(ctx, 20*time.Millisecond)
+		return 0, true, nil
 	}
 	d.awaitSlots(ctx)
 	batch, slots := d.limits(time.Now())

@@ -63,9 +63,12 @@ func (d *Dispatcher) collect(batch []ended) []ended {
 // write records a batch. While the database is away it tries again. A batch
 // that the database refuses is split, so that one row that cannot be stored
 // does not hold up the others; neither does one that somebody has locked.
+// Meanwhile this process claims nothing: after an outage it would claim again,
+// and send again, what it is about to record.
 func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 	// Rows are locked in one order by every recorder.
 	slices.SortFunc(batch, func(a, b ended) int { return cmp.Compare(a.c.ID, b.c.ID) })
+	behind := false
 	for try := 1; len(batch) > 0; try++ {
 		err := d.writeOnce(ctx, batch)
 		if err == nil {
@@ -92,6 +95,11 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 			}
 		}
 		d.log.Error().Err(err).Int("outcomes", len(batch)).Msg("recording failed; trying again")
+		if !behind && !refused(err) {
+			behind = true
+			d.behind.Add(1)
+			defer d.behind.Add(-1)
+		}
 		if !pause(ctx, 100*time.Millisecond+backoff(try, 100*time.Millisecond, 2*time.Second, rand.Int64N)) {
 			d.giveUp(batch)
 			return
