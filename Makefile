@@ -44,4 +44,4 @@ check: ## all that a change must pass, as .ci/run
 	.ci/run
 
 soak: ## run the long forms of the tests: an hour of kills, load and growth
-	go run ./integration/withpg go test -tags soak -timeout 2h -count 1 -p 1 -run Soak ./integration/... ./receive
+	go run ./integration/withpg go test -tags soak -timeout 2h -count 1 -p 1 -run Soak ./integration/... ./cmd/postern/receive

@@ -14,7 +14,7 @@ var layers = [][]string{
 	{"sql", "outbox/signature"},
 	{"migrations"},
 	{"outbox", "outbox/inbox", "breaker"},
-	{"dispatcher", "receive"},
+	{"dispatcher", "cmd/postern/receive"},
 	{"cmd", "examples"},
 	{"integration"},
 }

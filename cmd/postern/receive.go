@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"postern/receive"
+	"postern/cmd/postern/receive"
 )
 
 type receiveCommand struct {

@@ -16,7 +16,7 @@ import (
 
 	"postern/integration/pgtest"
 	"postern/integration/pgtest/cluster"
-	"postern/receive"
+	"postern/cmd/postern/receive"
 )
 
 // A request is answered within Config.Timeout. The machine may be so busy that

@@ -26,7 +26,7 @@ import (
 	"postern/migrations"
 	"postern/outbox/inbox"
 	"postern/outbox/signature"
-	"postern/receive"
+	"postern/cmd/postern/receive"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
