@@ -22,11 +22,11 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"postern/cmd/postern/receive"
 	"postern/integration/pgtest"
 	"postern/migrations"
 	"postern/outbox/inbox"
 	"postern/outbox/signature"
-	"postern/cmd/postern/receive"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"postern/cmd/postern/receive"
 	"postern/integration/pgtest"
 	"postern/integration/pgtest/cluster"
-	"postern/cmd/postern/receive"
 )
 
 // A request is answered within Config.Timeout. The machine may be so busy that
