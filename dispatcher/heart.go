@@ -143,6 +143,9 @@ func (d *Dispatcher) beat(ctx context.Context) {
 			d.breakers.alone.Store(false)
 			continue
 		}
+		if sqlstate(err) == readOnly && h.conn != nil {
+			_ = h.conn.Close(ctx) // the server was demoted: this session will never write again
+		}
 		if h.failures++; h.failures == 2 {
 			d.log.Error().Err(err).Msg("heartbeats fail; claiming nothing until one succeeds")
 			d.breakers.alone.Store(true)
@@ -198,6 +201,11 @@ func (d *Dispatcher) connectHeart(ctx context.Context, h *heart) (err error) {
 	if d.db.pooled {
 		return nil
 	}
+	defer func() {
+		if err != nil {
+			_ = h.conn.Close(ctx) // half its own, it would not be set up again
+		}
+	}()
 	if _, err = h.conn.Exec(ctx, settings, pgx.NamedArgs{"local": false}); err != nil {
 		return err
 	}

@@ -97,6 +97,9 @@ func TestPrimaryIsDemoted(t *testing.T) {
 	config.DatabaseURL = several(t, db, twin)
 	config.Slots = 4
 	fleet.Start(t, config)
+	pgtest.Eventually(t, time.Minute, "its heart beats", func() bool {
+		return pgtest.Scan[bool](t, db, `select exists (select from postern.dispatcher where heartbeat_at > started_at)`)
+	})
 	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', i::text, $1 from generate_series(1, 300) i`, rcv.URL)
 	rcv.Wait(20, time.Minute)
 	c.Conf("default_transaction_read_only", "on")
@@ -110,10 +113,17 @@ func TestPrimaryIsDemoted(t *testing.T) {
 		return pgtest.Scan[bool](t, twin, `select pg_last_wal_replay_lsn() >= $1::pg_lsn`, pgtest.Scan[string](t, db, `select pg_current_wal_flush_lsn()::text`))
 	})
 	standby.Promote()
+	promoted := pgtest.Scan[time.Time](t, twin, `select clock_timestamp()`)
 	rcv.Wait(300, time.Minute)
 	settled(t, twin)
-	if n := len(rcv.IDs()); n != 300 {
-		t.Errorf("%d messages came, want 300", n)
+	pgtest.Eventually(t, time.Minute, "heartbeats have moved too", func() bool {
+		return pgtest.Scan[bool](t, twin, `select exists (select from postern.dispatcher where heartbeat_at > $1)`, promoted)
+	})
+	insert(t, twin, rcv.URL, `301`)
+	rcv.Wait(301, time.Minute)
+	settled(t, twin)
+	if n := len(rcv.IDs()); n != 301 {
+		t.Errorf("%d messages came, want 301", n)
 	}
 	if n := pgtest.Scan[int](t, twin, `select coalesce(max(number), 0) from postern.attempt`); n > 2 {
 		t.Errorf("attempt %d: errors of the database used attempts up", n)
