@@ -38,7 +38,7 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	defer d.flying.Done()
 	e, send := d.gate(ctx, c)
 	if send {
-		e = d.attempt(work, c)
+		e = d.attempt(work, c, slot.since)
 	}
 	// The slot is held until the outcome is taken over: where outcomes cannot be
 	// recorded, nothing more is sent.
@@ -86,12 +86,19 @@ func (d *Dispatcher) maxAttempts(c *claimed) int {
 	return d.cfg.MaxAttempts
 }
 
-// attempt signs, sends and judges.
-func (d *Dispatcher) attempt(ctx context.Context, c *claimed) ended {
+// attempt signs, sends and judges. It was claimed after began: a process that
+// was frozen, or waited long for the payload, sends nothing that may be another's
+// by now, nor for longer than the lease lasts.
+func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) ended {
 	r, err := d.request(ctx, c)
 	if err != nil {
 		return d.unsendable(c, err)
 	}
+	left := r.Timeout + d.cfg.LeaseMargin - time.Since(began)
+	if left <= 0 {
+		return ended{c: c, verdict: verdictRelease, resp: response{Started: time.Now(), Error: "the lease ran out before the request"}}
+	}
+	r.Timeout = min(r.Timeout, left)
 	resp := d.post.post(ctx, r)
 	o := classify(&resp, c.PermanentCodes, d.cfg.RetryAfterCap)
 	e := ended{c: c, verdict: o.Verdict, reason: o.Reason, sent: resp.Status != 0 || resp.Sent, resp: resp, evidence: o.Evidence}

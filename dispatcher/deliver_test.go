@@ -1,0 +1,30 @@
+package dispatcher
+
+import (
+	"testing"
+	"time"
+
+	"postern/outbox/signature"
+)
+
+// A process that was frozen between a claim and its request sends nothing when
+// it goes on: the delivery may be another's by now.
+func TestNothingIsSentAfterTheLease(t *testing.T) {
+	t.Parallel()
+	secret, err := signature.ParseSecret("whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Dispatcher{
+		cfg:     Config{Timeout: 10 * time.Second, LeaseMargin: 15 * time.Second},
+		now:     time.Now,
+		signing: []signature.Secret{secret},
+	}
+	id, url, kind, payload := "msg_1", "https://h.example/", "application/json", "{}"
+	c := &claimed{MessageID: &id, URL: &url, ContentType: &kind, Payload: &payload, Attempts: 1}
+	// It has no transport, so that sending would be a panic.
+	e := d.attempt(t.Context(), c, time.Now().Add(-25*time.Second))
+	if e.verdict != verdictRelease || e.sent {
+		t.Errorf("verdict %v, sent %t; want it released unsent", e.verdict, e.sent)
+	}
+}
