@@ -455,10 +455,14 @@ func (d *Dispatcher) await(ctx context.Context, idle time.Duration) {
 	}
 }
 
-// awaitSlot waits until some request has ended.
+// awaitSlot waits until some request has ended, or more slots may be used than a
+// moment ago.
 func (d *Dispatcher) awaitSlot(ctx context.Context) {
+	timer := time.NewTimer(d.cfg.PollInterval)
+	defer timer.Stop()
 	select {
 	case <-ctx.Done():
+	case <-timer.C:
 	case <-d.destinations.freed:
 	}
 }
