@@ -83,6 +83,7 @@ type Dispatcher struct {
 	breakers     *breakers
 	metrics      *metrics
 	health       *health
+	warned       time.Time // of a held snapshot; used by sample alone
 	flying       sync.WaitGroup
 	recorders    sync.WaitGroup
 	behind       atomic.Int32 // recorders that wait for the database
@@ -145,9 +146,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	background.Go(func() { d.followBreakers(ctx) })
 	background.Go(func() { d.report(ctx) })
 	background.Go(func() { d.retain(ctx) })
-	if d.cfg.HTTPAddr != "" {
-		background.Go(func() { d.sample(ctx) })
-	}
+	background.Go(func() { d.sample(ctx) })
 
 	d.log.Info().Int64("dispatcher", d.id).Int("slots", d.cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
 	d.dispatch(ctx, work)

@@ -29,12 +29,18 @@ type sampled struct {
 
 	DeadLetters     *int64
 	SnapshotSeconds *float64
+	SnapshotHolder  *string
 	LockWaiters     *int64
 	At              *time.Time
 }
 
-// sample looks at the database for the metrics until ctx ends.
+// sample looks at the database for the metrics until ctx ends, and warns of who
+// holds back vacuum. Where nobody asks for metrics it looks more rarely.
 func (d *Dispatcher) sample(ctx context.Context) {
+	interval := sampleInterval
+	if d.cfg.HTTPAddr == "" {
+		interval = 4 * sampleInterval
+	}
 	wait, failing := time.Duration(0), false
 	for pause(ctx, wait) {
 		started := time.Now()
@@ -46,7 +52,7 @@ func (d *Dispatcher) sample(ctx context.Context) {
 			d.log.Warn().Err(err).Msg("looking at the backlog failed; its metrics are old until it works again")
 		}
 		failing = err != nil
-		wait = max(sampleInterval, sampleRest*time.Since(started))
+		wait = max(interval, sampleRest*time.Since(started))
 	}
 }
 
@@ -66,6 +72,7 @@ func (d *Dispatcher) sampleOnce(ctx context.Context) error {
 		if r.Destination == nil {
 			s.deadLetters.Set(float64(deref(r.DeadLetters)))
 			s.snapshot.Set(deref(r.SnapshotSeconds))
+			d.warnOfSnapshot(time.Duration(deref(r.SnapshotSeconds)*float64(time.Second)), deref(r.SnapshotHolder))
 			s.waiters.Set(float64(deref(r.LockWaiters)))
 			s.skew.Set(r.At.Sub(middle).Seconds())
 			continue
@@ -83,4 +90,15 @@ func (d *Dispatcher) sampleOnce(ctx context.Context) error {
 	s.at.SetToCurrentTime()
 	d.health.sampled(rows, time.Now())
 	return nil
+}
+
+// warnOfSnapshot names who holds back vacuum, once an hour while it lasts:
+// dead rows pile up meanwhile, and claims slow down.
+func (d *Dispatcher) warnOfSnapshot(age time.Duration, holder string) {
+	if age < heldWarns || time.Since(d.warned) < time.Hour {
+		return
+	}
+	d.warned = time.Now()
+	d.log.Warn().Dur("age", age).Str("holder", holder).
+		Msg("a transaction holds back vacuum, so dead rows pile up: see postern.held_snapshot")
 }

@@ -13,17 +13,25 @@ with waits as materialized (
 ),
 overall as materialized (
   select (select count(*) from (select from postern.delivery d where d.status = 'dead' limit 10000) x) as dead_letters,
-         (select extract(epoch from max(h.since))::double precision from postern.held_snapshot h) as snapshot_seconds,
+         held.seconds as snapshot_seconds,
+         held.holder as snapshot_holder,
          (select count(*) from pg_stat_activity a
            where a.wait_event_type = 'Lock' and a.datname = current_database()) as lock_waiters
+    from (select 1) as one
+    left join lateral (
+      select extract(epoch from h.since)::double precision as seconds,
+             format('%s %s%s', h.kind, h.who, ' of ' || h.username) as holder
+        from postern.held_snapshot h
+       order by h.since desc nulls last
+       limit 1) held on true
 )
 (select null as destination, null as waits_for, null as due, null as waiting, null as counted,
        null as oldest_seconds, null as drain_seconds, null as per_second,
-       dead_letters, snapshot_seconds, lock_waiters, clock_timestamp() as at
+       dead_letters, snapshot_seconds, snapshot_holder, lock_waiters, clock_timestamp() as at
   from overall)
  union all
 (select destination, waits_for, due, waiting, counted, oldest_seconds, drain_seconds, per_second,
-       null, null, null, null
+       null, null, null, null, null
   from waits
  order by oldest_seconds desc nulls last
  limit 1000)

@@ -1,0 +1,112 @@
+package operate
+
+import (
+	"bytes"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"postern/dispatcher"
+	"postern/integration/fleet"
+	"postern/integration/pgtest"
+)
+
+// scans are how often the large tables were read whole.
+func scans(t testing.TB, db *pgtest.Database) map[string]int64 {
+	t.Helper()
+	type line struct {
+		Relname string
+		SeqScan int64
+	}
+	found := map[string]int64{}
+	for _, l := range pgtest.Rows[line](t, db, `select relname::text, seq_scan from pg_stat_user_tables where schemaname = 'postern' and relname in ('outbox', 'delivery', 'attempt')`) {
+		found[l.Relname] = l.SeqScan
+	}
+	return found
+}
+
+// Nothing that a dispatcher does every few seconds reads a large table whole:
+// neither sampling nor retention nor looking for work, with statistics or
+// without.
+func TestNothingScansRegularly(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	ids := write(t, db, 5000, "https://gone.example/")
+	settle(t, db, ids, "delivered")
+	age(t, db, ids[:2000], "2 days")
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url, deliver_after)
+	         select 'a.b', '{}', 'https://host-' || i % 100 || '.example', now() + interval '1 day' from generate_series(1, 20000) i`)
+	// Vacuum makes the summary of the attempts, which counts as a scan: a session
+	// that ends has told its counts, and autovacuum is to leave the table alone.
+	conn := db.Connect()
+	mustExec(t, conn, `alter table postern.attempt set (autovacuum_enabled = off)`)
+	mustExec(t, conn, `vacuum analyze postern.outbox`)
+	mustExec(t, conn, `vacuum analyze postern.attempt`)
+	if err := conn.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	db.Pool.Reset()
+	ended := func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()`) == 0
+	}
+	pgtest.Eventually(t, time.Minute, "the counts of the sessions that prepared this", ended)
+	before := scans(t, db)
+	config := fleet.Config(t, db)
+	config.Retention = dispatcher.Retention{Messages: 24 * time.Hour, Attempts: 24 * time.Hour, Interval: 100 * time.Millisecond}
+	url := withHTTP(t, &config)
+	d := fleet.Start(t, config)
+	exports(t, url, `postern_retention_removed_total{what="attempts"} 2000`)
+	pgtest.Eventually(t, time.Minute, "a sample", func() bool {
+		_, body := get(url + "/metrics")
+		return strings.Contains(body, `postern_backlog_later{reason="scheduled"}`)
+	})
+	if err := d.Stop(); err != nil {
+		t.Error(err)
+	}
+	pgtest.Eventually(t, time.Minute, "the counts of the dispatcher's sessions", ended)
+	after := scans(t, db)
+	for table, n := range after {
+		if n != before[table] {
+			t.Errorf("%s was read whole %d times", table, n-before[table])
+		}
+	}
+}
+
+// The dispatcher's log names who holds back vacuum.
+func TestHeldSnapshotIsNamed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	holder := db.Connect()
+	mustExec(t, holder, `begin isolation level repeatable read`)
+	mustExec(t, holder, `select 1`)
+	// Ten minutes would be long for a test.
+	db.Exec(`alter view postern.held_snapshot rename to held`)
+	db.Exec(`create view postern.held_snapshot as select kind, who, username, application_name, state, since + interval '1 hour' as since, transactions from postern.held`)
+	var log lockedBuffer
+	config := fleet.Config(t, db)
+	config.Log = zerolog.New(&log)
+	fleet.Start(t, config)
+	pgtest.Eventually(t, time.Minute, "the warning", func() bool {
+		return strings.Contains(log.String(), "holds back vacuum") && strings.Contains(log.String(), "of postgres")
+	})
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
