@@ -20,8 +20,8 @@ func TestNothingIsSentAfterTheLease(t *testing.T) {
 		now:     time.Now,
 		signing: []signature.Secret{secret},
 	}
-	id, url, kind, payload := "msg_1", "https://h.example/", "application/json", "{}"
-	c := &claimed{MessageID: &id, URL: &url, ContentType: &kind, Payload: &payload, Attempts: 1}
+	id, url, kind := "msg_1", "https://h.example/", "application/json"
+	c := &claimed{MessageID: &id, URL: &url, ContentType: &kind, Payload: []byte("{}"), Attempts: 1}
 	// It has no transport, so that sending would be a panic.
 	e := d.attempt(t.Context(), c, time.Now().Add(-25*time.Second))
 	if e.verdict != verdictRelease || e.sent {
