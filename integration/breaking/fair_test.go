@@ -11,17 +11,17 @@ import (
 	"postern/integration/receiver"
 )
 
-// A backlog of fifty thousand for a receiver that is slow, never so slow
+// A backlog of twenty thousand for a receiver that is slow, never so slow
 // that its breaker opens, does not hold up twenty others that came later.
 func TestBacklogOfOneHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
 	slow := receiver.New(t, receiver.Delay(900*time.Millisecond, receiver.Status(200)))
 	quick := receiver.New(t, receiver.Status(200))
-	insertMany(db, slow.URL+"/hook", 50_000)
+	insertMany(db, slow.URL+"/hook", 20_000)
 	db.Exec(`insert into postern.endpoint (tenant, url, secret) select n::text, $1, $2 from generate_series(1, 20) n`, quick.URL, fleet.Secret)
 	c, _ := config(t, db)
-	c.Slots, c.Batch, c.Timeout, c.LeaseMargin = 4, 10, 5*time.Second, 15*time.Second
+	c.Slots, c.Batch, c.Timeout, c.LeaseMargin = 4, 10, 10*time.Second, 20*time.Second
 	fleet.Start(t, c)
 	slow.Wait(4, time.Minute)
 	db.Exec(`insert into postern.outbox (event_type, payload, tenant) select 'order.created', '{}', n::text from generate_series(1, 20) n, generate_series(1, 5)`)

@@ -69,7 +69,7 @@ func TestOutage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			suffer(t, script, 5, 300, 2)
+			suffer(t, script, 5, 150, 2)
 		})
 	}
 }
@@ -84,7 +84,7 @@ func suffer(t *testing.T, script receiver.Script, dispatchers, messages, failure
 	insertMany(db, rcv.URL+"/hook", messages)
 	for range dispatchers {
 		c, _ := config(t, db)
-		c.Breaker = hasty
+		c.Timeout, c.Breaker = time.Second, hasty
 		fleet.Start(t, c)
 	}
 	pgtest.Eventually(t, time.Minute, "a probe has failed", func() bool {
@@ -107,7 +107,7 @@ func suffer(t *testing.T, script receiver.Script, dispatchers, messages, failure
 		}
 	}
 	pgtest.Eventually(t, time.Minute, "no delivery is left", func() bool { return count(t, db, remaining) == 0 })
-	if n := count(t, db, `select count(*) from postern.attempt where outcome = 'delivered'`); n != messages {
+	if n := count(t, db, `select count(distinct outbox_id) from postern.attempt where outcome = 'delivered'`); n != messages {
 		t.Errorf("%d delivered", n)
 	}
 	journal := pgtest.Rows[string](t, db, `select change from postern.journal where subject <> 'database' order by id`)
@@ -202,10 +202,11 @@ func TestProbeMeetsBadMessages(t *testing.T) {
 	db := pgtest.DB(t)
 	rcv := receiver.New(t, receiver.ByPath(map[string]receiver.Script{
 		"/poison": receiver.Status(500),
-		"/slow":   receiver.Delay(700*time.Millisecond, receiver.Status(200)),
+		"/slow":   receiver.Delay(2500*time.Millisecond, receiver.Status(200)),
 		"/bad":    receiver.Status(400),
 	}, receiver.Status(200)))
 	c, _ := config(t, db)
+	c.Timeout = 4 * time.Second
 	c.Breaker = breaker.Settings{Cooldown: time.Second, CooldownCap: time.Second, Ramp: -1}
 	down(db, rcv.URL, 0)
 	for _, path := range []string{"/poison", "/slow", "/bad", "/fine", "/fine", "/fine"} {

@@ -36,7 +36,7 @@ func TestSoakOutage(t *testing.T) {
 			settings := breaker.Settings{Cooldown: 2 * time.Second, CooldownCap: 10 * time.Second, Ramp: 8 * time.Second}
 			for range dispatchers {
 				c, _ := config(t, db)
-				c.MaxAttempts, c.Breaker = 20, settings
+				c.Timeout, c.MaxAttempts, c.Breaker = time.Second, 20, settings
 				fleet.Start(t, c)
 			}
 			pgtest.Eventually(t, time.Minute, "the breaker opens", func() bool { return count(t, db, openRows) == 1 })
