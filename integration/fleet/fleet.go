@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -112,21 +113,37 @@ var binary struct {
 	err  error
 }
 
-// Build builds the real program once a test run and returns its path.
+// Build builds the real program once a test run and returns its path. It is the
+// same path in every run, so that nothing is left behind and go build has
+// nothing to do when nothing has changed.
 func Build() (string, error) {
-	binary.Do(func() {
-		dir, err := os.MkdirTemp("", "postern-bin-")
-		if err != nil {
-			binary.err = err
-			return
-		}
-		binary.path = filepath.Join(dir, "postern")
-		out, err := exec.Command("go", "build", "-o", binary.path, "postern/cmd/postern").CombinedOutput()
-		if err != nil {
-			binary.err = errors.New(string(out))
-		}
-	})
+	binary.Do(func() { binary.path, binary.err = build() })
 	return binary.path, binary.err
+}
+
+func build() (string, error) {
+	mod, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	dir := filepath.Join(filepath.Dir(strings.TrimSpace(string(mod))), ".tmp", "fleet")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	// Packages are tested at once. A process that runs the old file keeps it.
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "postern")
+	if out, err := exec.Command("go", "build", "-o", path, "postern/cmd/postern").CombinedOutput(); err != nil {
+		return "", errors.New(string(out))
+	}
+	return path, nil
 }
 
 // Binary is Build for tests.
