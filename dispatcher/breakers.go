@@ -264,14 +264,31 @@ func (d *Dispatcher) reportOnce(ctx context.Context) error {
 	}
 	reports, suspects := d.breakers.counter.Reports(time.Now(), watched, d.destinations.full)
 	if len(reports) > 0 {
-		if err := d.writeReports(ctx, reports); err != nil {
+		err := apart(reports, func(some []breaker.Report) error { return d.writeReports(ctx, some) })
+		if err != nil {
 			return err
 		}
 	}
-	if len(suspects) > 0 {
-		return d.trip(ctx, suspects)
+	if len(suspects) == 0 {
+		return nil
 	}
-	return nil
+	return apart(suspects, func(some []string) error { return d.trip(ctx, some) })
+}
+
+// apart does something for all items together, and for each by itself where
+// somebody has locked the row of one of them: the others must not wait for that.
+func apart[T any](items []T, do func([]T) error) error {
+	err := do(items)
+	if len(items) == 1 || sqlstate(err) != lockNotAvailable {
+		return err
+	}
+	err = nil
+	for i := range items {
+		if one := do(items[i : i+1]); one != nil {
+			err = one
+		}
+	}
+	return err
 }
 
 func (d *Dispatcher) writeHolds(ctx context.Context) error {
@@ -281,15 +298,23 @@ func (d *Dispatcher) writeHolds(ctx context.Context) error {
 	b.holds = map[string]time.Duration{}
 	b.mu.Unlock()
 	var names []string
-	var waits []float64
 	for name, wait := range holds {
 		// One that is held for as long already needs no other version of its row.
 		if until := b.known.Row(name).HeldUntil; time.Until(until) < wait-time.Second {
-			names, waits = append(names, name), append(waits, millis(wait))
+			names = append(names, name)
 		}
 	}
 	if len(names) == 0 {
 		return nil
+	}
+	return apart(names, func(some []string) error { return d.hold(ctx, some, holds) })
+}
+
+func (d *Dispatcher) hold(ctx context.Context, names []string, holds map[string]time.Duration) error {
+	b := d.breakers
+	waits := make([]float64, len(names))
+	for i, name := range names {
+		waits[i] = millis(holds[name])
 	}
 	_, err := query(ctx, d.db, "hold", pgx.StrictNamedArgs{
 		"destinations": names, "for_ms": waits, "cooldown_cap": b.settings.CooldownCap,

@@ -165,6 +165,10 @@ func (d *Dispatcher) request(ctx context.Context, c *claimed) (request, error) {
 		return r, err
 	}
 	r.Signed, err = signature.Headers(style, secrets, *c.MessageID, d.now(), r.Body)
+	if err != nil && len(secrets) > 1 {
+		// A predecessor that this style cannot use must not end the messages.
+		r.Signed, err = signature.Headers(style, secrets[:1], *c.MessageID, d.now(), r.Body)
+	}
 	return r, err
 }
 
@@ -195,19 +199,18 @@ func (d *Dispatcher) secrets(c *claimed) (signature.Style, []signature.Secret, e
 	if err != nil {
 		return style, nil, secretError{err}
 	}
-	var list []signature.Secret
-	for _, text := range []*string{c.Secret, c.PreviousSecret} {
-		if text == nil {
-			continue
-		}
-		secret, err := d.keys.parse(*text)
-		if err != nil {
-			return style, nil, secretError{err}
-		}
-		list = append(list, secret)
-	}
-	if len(list) == 0 {
+	if c.Secret == nil {
 		return style, nil, secretError{fmt.Errorf("endpoint %d has no secret", *c.EndpointID)}
+	}
+	current, err := d.keys.parse(*c.Secret)
+	if err != nil {
+		return style, nil, secretError{err}
+	}
+	list := []signature.Secret{current}
+	if c.PreviousSecret != nil {
+		if previous, err := d.keys.parse(*c.PreviousSecret); err == nil {
+			list = append(list, previous)
+		}
 	}
 	return style, list, nil
 }

@@ -117,6 +117,10 @@ func Run(ctx context.Context, cfg Config) error {
 		defer stop()
 	}
 	d, err := start(ctx, cfg)
+	if err != nil && ctx.Err() != nil {
+		cfg.Log.Info().Msg("stopped before the database was there")
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -45,8 +45,8 @@ create table postern.endpoint (
     check (timeout between interval '100 ms' and interval '5 minutes'),
   constraint "max_in_flight is between 1 and 10000"
     check (max_in_flight between 1 and 10000),
-  constraint "rate_limit is above 0 a second, rate_burst at least 1"
-    check (rate_limit > 0 and rate_limit < 1e6 and rate_burst >= 1),
+  constraint "rate_limit is 0.000001 to 1000000 a second, rate_burst >= 1"
+    check (rate_limit between 1e-6 and 1e6 and rate_burst >= 1),
   constraint "max_attempts of an endpoint is between 1 and 1000"
     check (max_attempts between 1 and 1000),
   constraint "backoff is above 0 and at most 7 days"

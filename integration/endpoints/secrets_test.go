@@ -175,3 +175,26 @@ func TestSecretsOfTheDatabase(t *testing.T) {
 		}
 	}
 }
+
+// A predecessor that cannot be used, which a hand-written UPDATE may leave, does
+// not end the messages that the current secret signs.
+func TestUnusablePredecessor(t *testing.T) {
+	t.Parallel()
+	for _, previous := range []string{"not of the standard's form", "ends in a line break\n"} {
+		db := pgtest.DB(t)
+		rcv := receiver.New(t, receiver.Status(200))
+		db.Exec(`select postern.add_endpoint($1, tenant => 'a')`, rcv.URL)
+		_, err := db.Pool.Exec(t.Context(), `update postern.endpoint set previous_secret = $1, previous_until = now() + interval '1 day'`, previous)
+		if err != nil {
+			t.Logf("refused by the table: %v", err)
+			continue
+		}
+		fleet.Start(t, fleet.Config(t, db))
+		publish(t, db, "a", 1)
+		rcv.Wait(1, time.Minute)
+		secret := pgtest.Scan[string](t, db, `select secret from postern.endpoint`)
+		if err := foreign["standard"](rcv.Requests()[0], secret); err != nil {
+			t.Error(err)
+		}
+	}
+}
