@@ -31,6 +31,7 @@ type Config struct {
 	PollInterval  time.Duration // between looks when nothing is due
 	ShutdownGrace time.Duration // for requests in flight when ctx ends
 	ResponseLimit int64         // bytes of an answer's body that are kept
+	MemoryLimit   int64         // bytes of large payloads held at one time; 0: 32 MiB
 
 	Breaker   breaker.Settings
 	Retention Retention

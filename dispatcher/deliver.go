@@ -90,6 +90,11 @@ func (d *Dispatcher) maxAttempts(c *claimed) int {
 // was frozen, or waited long for the payload, sends nothing that may be another's
 // by now, nor for longer than the lease lasts.
 func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) ended {
+	free, err := d.reserve(ctx, c)
+	if err != nil {
+		return d.unsendable(c, err)
+	}
+	defer free()
 	r, err := d.request(ctx, c)
 	if err != nil {
 		return d.unsendable(c, err)

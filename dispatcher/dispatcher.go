@@ -73,6 +73,7 @@ type Dispatcher struct {
 	id   int64 // of this start, never used twice
 
 	destinations *destinations
+	large        large // payloads held
 	outcomes     chan ended
 	collecting   sync.Mutex         // held by the writer that gathers outcomes
 	signing      []signature.Secret // of messages with a bare target_url
@@ -204,6 +205,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		post:         newTransport(cfg.transport()),
 		destinations: newDestinations(cfg.Slots),
 		signing:      []signature.Secret{cfg.SigningSecret},
+		large:        newLarge(cfg.MemoryLimit),
 		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
 		jobs:         make(chan job),
 		wakeups:      make(chan struct{}, 1),

@@ -30,7 +30,7 @@ func (d *Dispatcher) unsendable(c *claimed, err error) ended {
 	var header invalidHeader
 	var ours databaseError
 	switch {
-	case errors.As(err, &ours):
+	case errors.As(err, &ours), errors.Is(err, errCrowded):
 		e.verdict, e.delay = verdictRelease, time.Second+rand.N(time.Second)
 	case errors.Is(err, errDeleted):
 		e.reason = reasonDeleted

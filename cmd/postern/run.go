@@ -52,6 +52,7 @@ func (c *runCommand) config(p process) dispatcher.Config {
 		PollInterval:  s.PollInterval,
 		ShutdownGrace: s.ShutdownGrace,
 		ResponseLimit: int64(s.ResponseLimit),
+		MemoryLimit:   int64(s.MemoryLimit),
 		Breaker:       s.breaker(),
 		Retention: dispatcher.Retention{
 			Messages: s.RetentionMessages,

@@ -97,6 +97,7 @@ type runSettings struct {
 	ShutdownGrace time.Duration `setting:"" default:"20s" min:"100ms" max:"10m" zero:"cuts requests off at once" placeholder:"DURATION" group:"delivery" help:"How long requests in flight may go on after the first signal. A second signal ends the wait."`
 
 	ResponseLimit byteSize `setting:"" default:"16KiB" min:"1KiB" max:"1MiB" zero:"keeps nothing" placeholder:"SIZE" group:"delivery" help:"How much of an answer is read and kept for the log of attempts."`
+	MemoryLimit   byteSize `setting:"" default:"32MiB" min:"1MiB" max:"64GiB" placeholder:"SIZE" group:"delivery" help:"How much of payloads over 16 KiB is held at one time: more requests with such wait for room. The process takes about three times as much, and 50 MiB."`
 
 	AllowNetworks networks `setting:"" placeholder:"CIDR,…" allowed:"networks such as 10.1.0.0/16, separated by commas" group:"addresses" help:"Networks that the address guard lets through although they are private, loopback or otherwise not public."`
 	AllowHTTP     bool     `name:"allow-http" setting:"" default:"false" group:"addresses" help:"Also deliver to http:// URLs, unencrypted."`
