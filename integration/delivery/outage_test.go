@@ -171,7 +171,7 @@ func TestLimitsOfTheRole(t *testing.T) {
 	c := pgtest.OwnCluster(t)
 	db := c.DB()
 	for _, setting := range []string{
-		"statement_timeout = '1ms'", "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1ms'",
+		"statement_timeout = '250ms'", "lock_timeout = '100ms'", "idle_in_transaction_session_timeout = '200ms'",
 		"default_transaction_isolation = 'serializable'", "search_path = ''", "timezone = 'Asia/Kathmandu'",
 		"datestyle = 'German'", "intervalstyle = 'iso_8601'", "bytea_output = 'escape'", "extra_float_digits = 0",
 	} {
@@ -179,7 +179,9 @@ func TestLimitsOfTheRole(t *testing.T) {
 	}
 	t.Cleanup(func() { db.Exec(`alter role current_user reset all`) })
 	rcv := receiver.New(t, receiver.Status(200))
-	fleet.Start(t, fleet.Config(t, db))
+	config := fleet.Config(t, db)
+	config.LeaseMargin = time.Minute // no lease ends while nothing can be recorded
+	fleet.Start(t, config)
 	for range 50 {
 		insert(t, db, rcv.URL, `1`)
 	}
