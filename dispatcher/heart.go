@@ -109,6 +109,7 @@ func (v *vitals) activity() string {
 type heart struct {
 	conn     *pgx.Conn
 	failures int
+	troubled time.Time // when the database was last found to be
 }
 
 // beat says that this process is alive until ctx ends, and judges with the
@@ -260,11 +261,15 @@ func (d *Dispatcher) judge(ctx context.Context, h *heart) (databaseVerdict, erro
 		"lock_wait": s.Database.LockWait, "waiting": s.Database.Waiting, "sessions": s.Database.Sessions,
 		"timeouts": s.Database.Timeouts, "in_flight_ratio": s.Database.InFlight, "slow_claim": s.Database.SlowClaim,
 		"cooldown": s.Database.Cooldown, "cooldown_cap": s.CooldownCap, "forget": s.Forget(),
+		"again": time.Since(h.troubled) < 2*troubledInterval,
 	}, pgx.RowToStructByName[databaseVerdict])
 	if err != nil {
 		return databaseVerdict{}, err
 	}
 	v := rows[0]
+	if v.Reason != nil {
+		h.troubled = time.Now()
+	}
 	if v.Moved {
 		hint(d.breakers.stale)
 		d.log.Warn().Str("state", v.State).Str("reason", deref(v.Reason)).Msg("the database's breaker moved")

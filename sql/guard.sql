@@ -10,8 +10,10 @@ chance. Postgres is in trouble when
   slow receivers, and low throughput alone means that little is to be done;
 - claims take far longer than usual.
 
-Many dispatchers judge, one of them moves it: the row must still be in the state
-that was seen. From open it comes back by a probe.
+It must have been so the last time that this dispatcher looked as well, which
+@again says: one claim that hangs at a checkpoint is no trouble. Many dispatchers
+judge, one of them moves it: the row must still be in the state that was seen.
+From open it comes back by a probe.
 
 One row: the trouble, if there is any, and the state that the breaker is in.
 */
@@ -56,7 +58,7 @@ moved as (
   insert into postern.breaker as b (destination, state, reason)
   select 'database', 'throttled', reason
     from verdict
-   where reason is not null
+   where (reason is not null and @again)
       or exists (select from postern.breaker t where t.destination = 'database' and t.state = 'throttled')
       on conflict (destination) do update
      set state     = case when excluded.reason is null then 'closed'
@@ -73,8 +75,8 @@ moved as (
          reason    = coalesce(excluded.reason, 'the trouble has passed')
    where (b.forced is null or b.forced_until <= now())
      and case
-           when excluded.reason is null then b.state = 'throttled' and b.changed_at <= now() - interval '10 s'
-           else b.state = 'closed' or (b.state = 'throttled' and b.changed_at <= now() - interval '2 s')
+           when excluded.reason is null then b.state = 'throttled' and b.changed_at <= now() - interval '5 s'
+           else @again and (b.state = 'closed' or (b.state = 'throttled' and b.changed_at <= now() - interval '2 s'))
          end
   returning state
 )
