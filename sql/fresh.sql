@@ -37,13 +37,14 @@ tail as materialized (
       limit 1000)
       union all
     (select r.id, r.destination, r.next_attempt_at
-       from (select d.id, d.destination, d.next_attempt_at, d.attempts
+       from (select d.id, d.destination, d.next_attempt_at, d.attempts, d.status
                from postern.delivery d
               where d.id > @late
                 and d.id <= @seen
               order by d.id desc
               limit 2000) r
-      where r.attempts = 0)
+      where r.attempts = 0
+        and r.status = 'pending')
    ) d
 )
 select null as destination, max(id) as seen, false as governed
