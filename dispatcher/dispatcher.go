@@ -287,9 +287,6 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 	for ctx.Err() == nil {
 		n, asked, err := d.round(ctx, work)
 		d.busy = n > 0
-		if err == nil {
-			d.health.worked()
-		}
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
@@ -349,6 +346,7 @@ func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, ask
 	}
 	shares := d.destinations.choose(limit, time.Now())
 	if len(shares) == 0 {
+		d.health.worked()
 		return 0, false, nil
 	}
 	// A claim that was sent is not cancelled: nobody would know whether its
@@ -357,6 +355,7 @@ func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, ask
 	if err != nil {
 		return 0, true, err
 	}
+	d.health.worked()
 	for i := range rows {
 		d.begin(job{ctx, work, &rows[i], flights[i]})
 	}
