@@ -174,7 +174,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 	db := pgtest.DB(t)
 	conn := db.Connect()
 	defer func() { _ = conn.Close(context.Background()) }()
-	for _, table := range []string{"outbox", "delivery", "attempt", "breaker", "endpoint", "governor"} {
+	for _, table := range []string{"outbox", "delivery", "attempt", "breaker", "endpoint", "governor", "tally"} {
 		db.Exec("alter table postern." + table + " set (autovacuum_enabled = off)")
 		db.Exec("vacuum analyze postern." + table)
 	}
@@ -216,6 +216,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		select i, i, i, now(), 1, 1, 'delivered', '' from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	db.Exec(`insert into postern.endpoint (url, tenant) select 'https://e.example', i::text from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	db.Exec(`insert into postern.breaker (destination, state) select 'https://b' || i, 'open' from generate_series(1, ` + strconv.Itoa(n) + `) i`)
+	db.Exec(`insert into postern.tally (destination, version, leases, refilled_at) select '` + ninety + `', i, '{}', now() from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	db.Exec(`insert into postern.governor (destination) select case i when 1 then '` + ninety + `' else 'https://b' || i end from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	for i, c := range cases {
 		if pages, _ := run[i](); pages > c.most {

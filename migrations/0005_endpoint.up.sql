@@ -4,10 +4,13 @@ What becomes of endpoints: limits counted over the fleet.
 
 /* ---------------------------------------------------------------- governor
 
-What is counted over all dispatchers for one destination: the deliveries that
-were leased when it was last looked at, and the tokens of its rate. Only
-destinations with a limit have a row, which whoever claims for them locks; all
-others never touch one.
+What is counted over all dispatchers for one destination. Only destinations
+with a limit have a row here, which whoever claims for them locks; all others
+never touch one. What is counted has a row of its own for each claim, the
+newest of which counts: the deliveries that were leased then, and the tokens of
+the rate that were left. The row that is locked is never written, and the ones
+before the newest are never looked at, so both cost the same while some
+transaction keeps its snapshot and vacuum can remove none of them.
 
 Leases are listed because no index knows of them. A lease that a governed
 claim takes is put on the list in the transaction that takes it, so the list
@@ -17,17 +20,26 @@ its queue when counting begins, and again until claims that had begun without
 a limit must have ended. */
 
 create table postern.governor (
-  destination text primary key,
-  leases      bigint[] not null default '{}',
+  destination text primary key
+);
+
+comment on table postern.governor is
+  'Destinations whose claims are counted over all dispatchers; the rows are there to be locked.';
+
+create table postern.tally (
+  destination text not null,
+  version     bigint not null,
+  leases      bigint[] not null,
   epoch       timestamptz,
   since       timestamptz,
   gathered_at timestamptz,
   tokens      double precision,
-  refilled_at timestamptz not null default now()
-) with (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.01);
+  refilled_at timestamptz not null,
+  primary key (destination, version)
+) with (autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.01);
 
-comment on table postern.governor is
-  'Destinations whose claims are counted over all dispatchers: leases out, tokens left.';
+comment on table postern.tally is
+  'What is counted of destinations with a limit: leases out, tokens left. Of each the newest row counts.';
 
 /* -------------------------------------------------------------- endpoint_of
 

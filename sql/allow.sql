@@ -5,7 +5,7 @@ setting of the transaction.
 
 The cap is the endpoint's max_in_flight or, for @ramp after its breaker closed,
 what has grown back of it: 1, 2, 4 … up to 256 in flight, whichever is less.
-Leases out are those on the governor's list that still run. For the first 12 s,
+Leases out are those on the list that still run. For the first 12 s,
 longer than a claim may take that began when there was no cap, others are
 gathered from the 10,000 oldest that are due; claims take the oldest first.
 
@@ -13,7 +13,9 @@ Tokens fill up by rate_limit a second to rate_burst, by default a second's
 worth. Where they are what limits, refill_ms says when there is enough again
 for a claim to be worth it: 50 ms' worth, one at least.
 
-`offset 0` and `= any (array(…))` as in claim.sql: look-ups, no walks.
+`offset 0` and `= any (array(…))` as in claim.sql: look-ups, no walks. Of the
+tally the newest row is read from its end, and the one before it deleted by its
+place, so that rows which vacuum cannot remove yet are never stepped over.
 
 One row per destination held; a destination that another dispatcher holds has
 none. governed = false: it has no limit any more, and is claimed like others.
@@ -21,20 +23,28 @@ none. governed = false: it has no limit any more, and is claimed like others.
 with rule as materialized (
   select w.destination,
          w.quota,
-         g.leases,
-         g.epoch,
-         g.since,
-         g.gathered_at,
+         c.place,
+         coalesce(c.version, 0) as version,
+         coalesce(c.leases, '{}') as leases,
+         c.epoch,
+         c.since,
+         c.gathered_at,
+         coalesce(c.refilled_at, now()) as refilled_at,
          e.rate_limit,
          coalesce(e.rate_burst, ceil(e.rate_limit)) as burst,
          least(coalesce(e.rate_burst, ceil(e.rate_limit)),
-               coalesce(g.tokens, 'infinity') + e.rate_limit * greatest(0, extract(epoch from now() - g.refilled_at))) as tokens,
+               coalesce(c.tokens, 'infinity') + e.rate_limit * greatest(0, extract(epoch from now() - coalesce(c.refilled_at, now())))) as tokens,
          least(e.max_in_flight, ramp.share) as cap,
          greatest(e.capped_since, case when ramp.share is not null then b.closed_at end) as began,
          coalesce(e.status = 'active', postern.endpoint_of(w.destination) is null)
            and postern.passes(b.door) as open
     from unnest(@destinations::text[], @quotas::integer[]) as w (destination, quota)
-    join lateral (select * from postern.governor g where g.destination = w.destination offset 0) g on true
+    left join lateral (
+           select c.*, c.ctid as place
+             from postern.tally c
+            where c.destination = w.destination
+            order by c.destination desc, c.version desc
+            limit 1) c on true
     left join lateral (select * from postern.endpoint e where e.id = postern.endpoint_of(w.destination) offset 0) e on true
     left join lateral (select b as door, b.closed_at from postern.breaker b where b.destination = w.destination offset 0) b on true
    cross join lateral (select postern.ramp_share(b.door, @ramp) as share) ramp
@@ -71,16 +81,23 @@ measured as materialized (
        ) l
    ) live
 ),
-gathered as (
-  update postern.governor g
-     set leases      = m.live,
-         epoch       = m.began,
-         since       = case when g.epoch is distinct from m.began then now() else g.since end,
-         gathered_at = now()
+current as materialized (
+  select m.*,
+         case when m.gather and m.epoch is distinct from m.began then now() else m.since end as counting_since,
+         case when m.gather then now() else m.gathered_at end as last_gathered_at
     from measured m
-   where m.gather
-     and g.destination = m.destination
-     and g.destination = any (array(select destination from measured))
+),
+gathered as (
+  insert into postern.tally (destination, version, leases, epoch, since, gathered_at, tokens, refilled_at)
+  select destination, version + 1, live, began, counting_since, last_gathered_at, tokens,
+         greatest(now(), least(refilled_at, now() + interval '1 s'))
+    from current
+   where gather
+  returning destination, ctid as place
+),
+outdated as (
+  delete from postern.tally c
+   where c.ctid = any (array(select place from current where gather))
 ),
 allowance as materialized (
   select destination,
@@ -95,12 +112,20 @@ allowance as materialized (
          tokens,
          burst,
          rate_limit,
-         cap - cardinality(live) as room
-    from measured
+         cap - cardinality(live) as room,
+         case when gather then (select g.place from gathered g where g.destination = current.destination) else place end as place,
+         case when gather then version + 1 else version end as version,
+         case when gather then began else epoch end as epoch,
+         counting_since as since,
+         last_gathered_at as gathered_at,
+         refilled_at
+    from current
 ),
 told as materialized (
   select set_config('outbox.allowed',
-           jsonb_agg(jsonb_build_object('destination', destination, 'allowed', allowed, 'leases', live, 'tokens', tokens))::text,
+           jsonb_agg(jsonb_build_object(
+             'destination', destination, 'allowed', allowed, 'place', place, 'version', version, 'leases', live,
+             'epoch', epoch, 'since', since, 'gathered_at', gathered_at, 'tokens', tokens, 'refilled_at', refilled_at))::text,
            true)
     from allowance
 )

@@ -13,6 +13,7 @@ with need (kind, name, privileges) as (
          ('table', 'breaker', '{select,insert,update,delete}'),
          ('table', 'evidence', '{select,insert,update,delete}'),
          ('table', 'governor', '{select,insert,update,delete}'),
+         ('table', 'tally', '{select,insert,delete}'),
          ('table', 'dispatcher', '{select,insert,update,delete}'),
          ('column', 'endpoint.status', '{update}'),
          ('column', 'endpoint.reason', '{update}'),
@@ -36,9 +37,9 @@ schema as (
    where nspname = @schema::text
 ),
 missing as (
-  select n.kind, n.name, p.privilege
+  select n.kind, n.name, p.privilege, p.place
     from need n
-   cross join unnest(n.privileges) as p (privilege)
+   cross join unnest(n.privileges) with ordinality as p (privilege, place)
    cross join schema s
    where s.usable
      and case n.kind
@@ -78,7 +79,7 @@ select format('role %I may not use schema %I: grant it postern_dispatcher (sql/a
  where not usable
  union all
 select format('role %I lacks %s on %s%I.%s: grant it postern_dispatcher (sql/admin/roles.sql)',
-              current_user, string_agg(m.privilege, ', '), case m.kind when 'table' then '' else m.kind || ' ' end, s.nspname, m.name)
+              current_user, string_agg(m.privilege, ', ' order by m.place), case m.kind when 'table' then '' else m.kind || ' ' end, s.nspname, m.name)
   from missing m
  cross join schema s
  group by m.kind, m.name, s.nspname

@@ -32,9 +32,10 @@ with quick as materialized (
   select set_config('synchronous_commit', 'off', true)
 ),
 allowance as materialized (
-  select a.destination, a.allowed, a.leases, a.tokens
+  select a.*
     from jsonb_to_recordset(case when @governed::boolean then nullif(current_setting('outbox.allowed', true), '')::jsonb end)
-         as a (destination text, allowed integer, leases bigint[], tokens double precision)
+         as a (destination text, allowed integer, place tid, version bigint, leases bigint[], epoch timestamptz, since timestamptz,
+               gathered_at timestamptz, tokens double precision, refilled_at timestamptz)
 ),
 wanted as materialized (
   select w.destination,
@@ -81,15 +82,16 @@ claimed as (
   returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.last_error
 ),
 charged as (
-  update postern.governor g
-     set leases      = a.leases || c.ids,
-         tokens      = a.tokens - c.n,
-         refilled_at = greatest(now(), least(g.refilled_at, now() + interval '1 s'))
+  insert into postern.tally (destination, version, leases, epoch, since, gathered_at, tokens, refilled_at)
+  select a.destination, a.version + 1, a.leases || c.ids, a.epoch, a.since, a.gathered_at, a.tokens - c.n,
+         greatest(now(), least(a.refilled_at, now() + interval '1 s'))
     from allowance a
     join (select destination, array_agg(id) as ids, count(*) as n from claimed group by destination) c
       on c.destination = a.destination
-   where g.destination = a.destination
-     and g.destination = any (array(select destination from allowance))
+),
+outdated as (
+  delete from postern.tally c
+   where c.ctid = any (array(select a.place from allowance a where a.destination in (select destination from claimed)))
 )
 select c.id,
        c.claim_id,

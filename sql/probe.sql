@@ -37,7 +37,7 @@ with door as materialized (
      and (e.max_in_flight is null
           or e.max_in_flight > (select count(*)
                                   from postern.delivery d
-                                 where d.id = any ((select g.leases from postern.governor g where g.destination = b.destination)::bigint[])
+                                 where d.id = any ((select c.leases from postern.tally c where c.destination = b.destination order by c.destination desc, c.version desc limit 1)::bigint[])
                                    and d.leased_until >= now()))
    limit @quota
      for update of b skip locked

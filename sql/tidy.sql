@@ -25,7 +25,9 @@ healthy as (
 unlimited as materialized (
   select g.destination
     from postern.governor g
-   where greatest(g.refilled_at, g.gathered_at) < now() - @forget::interval
+   where not exists (
+           select from postern.tally c
+            where c.destination = g.destination and c.refilled_at >= now() - @forget::interval)
      and not exists (
            select from postern.endpoint e
             where e.id = postern.endpoint_of(g.destination)
@@ -36,6 +38,9 @@ unlimited as materialized (
 ),
 free as (
   delete from postern.governor g using unlimited where g.destination = unlimited.destination returning 1
+),
+counted as (
+  delete from postern.tally c using unlimited where c.destination = unlimited.destination
 ),
 old as materialized (
   select e.destination, e.dispatcher

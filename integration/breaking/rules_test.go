@@ -295,10 +295,14 @@ func TestGovernorsAreTidied(t *testing.T) {
 	db := pgtest.DB(t)
 	db.Exec(`insert into postern.endpoint (id, url, max_in_flight, status) values
 	           (1, 'https://a.example', 5, 'active'), (2, 'https://b.example', null, 'active'), (3, 'https://c.example', 5, 'deleted')`)
-	db.Exec(`insert into postern.governor (destination, refilled_at) values
-	           ('ep_1', now() - interval '1 day'), ('ep_2', now() - interval '1 day'), ('ep_3', now() - interval '1 day'),
-	           ('https://h.example', now() - interval '1 day'), ('https://busy.example', now())`)
+	db.Exec(`insert into postern.governor (destination) values ('ep_1'), ('ep_2'), ('ep_3'), ('https://h.example'), ('https://busy.example')`)
+	db.Exec(`insert into postern.tally (destination, version, leases, refilled_at)
+	         select destination, 7, '{}', now() - case destination when 'https://busy.example' then interval '0' else interval '1 day' end
+	           from postern.governor`)
 	run(t, db, "tidy", pgx.StrictNamedArgs{"forget": time.Hour})
+	if n := pgtest.Scan[int](t, db, `select count(*) from postern.tally`); n != 2 {
+		t.Errorf("%d tallies are left, want 2", n)
+	}
 	if got := pgtest.Rows[string](t, db, `select destination from postern.governor order by 1`); !slices.Equal(got, []string{"ep_1", "https://busy.example"}) {
 		t.Errorf("left: %v", got)
 	}

@@ -89,13 +89,14 @@ grant update (status, reason, failing_since) on postern.endpoint to postern_disp
 grant select, update, delete on postern.delivery to postern_dispatcher;
 grant select, insert on postern.attempt to postern_dispatcher;
 grant select, insert, update, delete on postern.breaker, postern.evidence, postern.governor, postern.dispatcher to postern_dispatcher;
+grant select, insert, delete on postern.tally to postern_dispatcher;
 grant usage on sequence postern.claim_id to postern_dispatcher;
 grant select, update on sequence postern.wake_after to postern_dispatcher;
 
 /* operator: of endpoints and sources everything but their secrets. */
 
 grant select on postern.outbox, postern.delivery, postern.attempt, postern.breaker, postern.evidence, postern.dispatcher,
-                postern.governor, postern.journal, postern.retention, postern.schema_migrations to postern_operator;
+                postern.governor, postern.tally, postern.journal, postern.retention, postern.schema_migrations to postern_operator;
 grant delete on postern.outbox to postern_operator;
 grant insert, update, delete on postern.breaker to postern_operator;
 grant update, delete on postern.delivery to postern_operator;
