@@ -106,7 +106,7 @@ func suffer(t *testing.T, script receiver.Script, dispatchers, messages, failure
 			t.Fatal(err)
 		}
 	}
-	pgtest.Eventually(t, time.Minute, "no delivery is left", func() bool { return count(t, db, remaining) == 0 })
+	pgtest.Eventually(t, 3*time.Minute, "no delivery is left", func() bool { return count(t, db, remaining) == 0 })
 	if n := count(t, db, `select count(distinct outbox_id) from postern.attempt where outcome = 'delivered'`); n != messages {
 		t.Errorf("%d delivered", n)
 	}
