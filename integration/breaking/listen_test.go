@@ -125,7 +125,7 @@ func TestListenerIsReplaced(t *testing.T) {
 				}
 			}()
 			pgtest.Eventually(t, time.Minute, "it is said", func() bool { return said.count("notifications again") == 1 })
-			if n := said.count("polling until"); n != 1 {
+			if n := said.count("polling "); n != 1 { // one of two messages: it may be lost before it was ever heard
 				t.Errorf("said %d times that it is lost, want once:\n%s", n, said)
 			}
 		})
