@@ -43,5 +43,5 @@ schema: ## rewrite migrations/schema.sql, the dump of the migrated schema
 check: ## all that a change must pass, as .ci/run
 	.ci/run
 
-soak: ## run the long forms of the tests: an hour of kills, load and growth
-	go run ./integration/withpg go test -tags soak -timeout 2h -count 1 -p 1 -run Soak ./integration/... ./cmd/postern/receive
+soak: ## run the long forms of the tests: an hour of kills, load and growth; RUN=SoakKillStorm runs one
+	$(withpg) go test -v -tags soak -timeout 2h -count 1 -p 1 -run '$(or $(RUN),Soak)' ./integration/... ./cmd/postern/receive

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 	svix "github.com/svix/svix-webhooks/go"
 
@@ -68,7 +69,7 @@ func TestCommittedIsDeliveredAndRolledBackIsNot(t *testing.T) {
 		wg.Go(func() {
 			for i := range each {
 				payload := fmt.Sprintf(`{ "writer":%d, "n":%d.10, "é":"\u0000 <&> %s" }`+"\n", w, i, strings.Repeat("x", i%200))
-				id, err := write(t.Context(), db, rcv.URL, payload, i%2 == 0)
+				id, err := write(t.Context(), db.Pool, rcv.URL, payload, i%2 == 0)
 				if err != nil {
 					t.Error(err)
 					return
@@ -116,9 +117,14 @@ func TestCommittedIsDeliveredAndRolledBackIsNot(t *testing.T) {
 	}
 }
 
+// beginner is a pool, or a connection that belongs to one writer.
+type beginner interface {
+	Begin(context.Context) (pgx.Tx, error)
+}
+
 // write inserts a message in a transaction of its own.
-func write(ctx context.Context, db *pgtest.Database, url, payload string, commit bool) (id string, err error) {
-	tx, err := db.Pool.Begin(ctx)
+func write(ctx context.Context, db beginner, url, payload string, commit bool) (id string, err error) {
+	tx, err := db.Begin(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -77,6 +77,7 @@ func hungNeighbour(t *testing.T, lasts time.Duration) {
 		insert(t, db, healthy.URL, `1`)
 	}
 	healthy.Wait(sent, 5*time.Second)
+	t.Logf("%d of %d messages of the healthy one came within %v; %d requests were made to the hung one", healthy.Count(), sent, lasts, hung.Count())
 	if n := len(healthy.IDs()); n != sent {
 		t.Errorf("%d of %d healthy messages came", n, sent)
 	}

@@ -287,70 +287,135 @@ func TestExpiryOfManyAtOneMoment(t *testing.T) {
 	})
 }
 
-// Dispatchers are killed about once a second under load, half of the
-// transactions roll back. What was committed arrives; what comes twice was in
-// flight at a kill.
+// Dispatchers are killed about once a second while several writers commit and
+// roll back. What was committed arrives; what comes twice was in flight at a
+// kill.
 func TestKillStorm(t *testing.T) {
 	t.Parallel()
-	storm(t, 4000, 6)
+	storm(t, 4000, 6*time.Second)
 }
 
-func storm(t *testing.T, transactions, kills int) {
+// storm spreads that many transactions over that time.
+func storm(t *testing.T, transactions int, lasts time.Duration) {
 	db := pgtest.DB(t)
 	rcv := receiver.New(t, receiver.Delay(5*time.Millisecond, receiver.Status(200)), receiver.Keeping(receiver.Hashes))
-	settings := []string{"POSTERN_SLOTS=32", "POSTERN_BATCH=50", "POSTERN_MAX_ATTEMPTS=50"}
+	// No second request only because the machine is busy.
+	settings := []string{"POSTERN_SLOTS=32", "POSTERN_BATCH=50", "POSTERN_MAX_ATTEMPTS=50", "POSTERN_TIMEOUT=8s", "POSTERN_LEASE=10s"}
 	running := []*fleet.Process{fleet.Spawn(t, db, settings...), fleet.Spawn(t, db, settings...)}
 
-	committed := make(chan map[string]bool)
-	go func() {
-		ids := map[string]bool{}
-		for i := range transactions {
-			id, err := write(t.Context(), db, rcv.URL, fmt.Sprintf(`{"n":%d}`, i), i%2 == 0)
-			if err != nil {
-				t.Error(err)
-				break
-			}
-			if i%2 == 0 {
-				ids[id] = true
-			}
+	began := time.Now()
+	committed := commitHalf(t, db, rcv.URL, transactions, lasts)
+	var ids map[string]bool
+	atRisk := map[string]int{}
+	kills, held := 0, 0
+	for ; ids == nil; kills++ {
+		select {
+		case <-time.After(time.Second): // the pace of the storm, not a wait for anything
+		case ids = <-committed:
 		}
-		committed <- ids
-	}()
-	atRisk := 0
-	for i := range kills {
-		time.Sleep(time.Second) // the pace of the storm, not a wait for anything
-		victim := i % len(running)
+		victim := kills % len(running)
 		running[victim].Kill()
-		atRisk += pgtest.Scan[int](t, db, `select count(*) from postern.delivery where leased_until > now()`)
+		for _, id := range heldBy(t, db, running[victim]) {
+			atRisk[id]++
+			held++
+		}
 		running[victim] = fleet.Spawn(t, db, settings...)
 	}
-	ids := <-committed
+	wrote := time.Since(began)
 	settled(t, db)
-	duplicates := 0
-	for id, n := range rcv.IDs() {
+	n, duplicates := len(ids), 0
+	for id, times := range rcv.IDs() {
 		if !ids[id] {
 			t.Errorf("%s was never committed", id)
 		}
-		duplicates += n - 1
+		if times-1 > atRisk[id] {
+			t.Errorf("%s came %d times and was in flight at %d kills", id, times, atRisk[id])
+		}
+		duplicates += times - 1
 		delete(ids, id)
 	}
 	if len(ids) > 0 {
 		t.Errorf("%d committed messages never came", len(ids))
 	}
-	if duplicates > atRisk {
-		t.Errorf("%d duplicates, but only %d requests can have been in flight at a kill", duplicates, atRisk)
+	sameBytes(t, rcv)
+	t.Logf("%d transactions in %v, %d of them committed; %d kills, %d deliveries in flight at one; %d requests, %d of them duplicates; all was delivered %v after the last commit",
+		transactions, wrote.Round(time.Second), n, kills, held, rcv.Count(), duplicates, time.Since(began.Add(wrote)).Round(time.Second))
+}
+
+// commitHalf has eight writers, each with a connection of its own, spread that
+// many transactions over that time; every second one is rolled back. It sends
+// the ids that were committed when all are through.
+func commitHalf(t *testing.T, db *pgtest.Database, url string, transactions int, lasts time.Duration) <-chan map[string]bool {
+	const writers = 8
+	each := transactions / writers
+	ids := make(chan []string, writers)
+	for w := range writers {
+		conn := db.Connect()
+		go func() {
+			var mine []string
+			defer func() { ids <- mine }()
+			pace := time.NewTicker(lasts / time.Duration(each))
+			defer pace.Stop()
+			for i := range each {
+				<-pace.C
+				id, err := write(t.Context(), conn, url, fmt.Sprintf(`{"writer":%d,"n":%d}`, w, i), i%2 == 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if i%2 == 0 {
+					mine = append(mine, id)
+				}
+			}
+		}()
 	}
-	t.Logf("%d duplicates of at most %d", duplicates, atRisk)
+	all := make(chan map[string]bool)
+	go func() {
+		committed := map[string]bool{}
+		for range writers {
+			for _, id := range <-ids {
+				committed[id] = true
+			}
+		}
+		all <- committed
+	}()
+	return all
+}
+
+// heldBy returns the messages whose deliveries a killed process had claimed.
+func heldBy(t testing.TB, db *pgtest.Database, p *fleet.Process) []string {
+	t.Helper()
+	return pgtest.Rows[string](t, db, `
+		select o.message_id
+		  from postern.delivery d
+		  join postern.outbox o on o.id = d.outbox_id
+		 where d.claimed_by = (select max(id) from postern.dispatcher where pid = $1)`, p.Pid())
+}
+
+// sameBytes fails the test unless all requests for a message had the same body.
+func sameBytes(t testing.TB, rcv *receiver.Receiver) {
+	t.Helper()
+	sums := map[string][32]byte{}
+	for _, r := range rcv.Requests() {
+		if sum, ok := sums[r.ID]; ok && sum != r.Sum {
+			t.Errorf("message %s was sent with other bytes", r.ID)
+		}
+		sums[r.ID] = r.Sum
+	}
 }
 
 // Four dispatchers drain one backlog without faults: each message once.
 func TestFourDispatchersDrainExactlyOnce(t *testing.T) {
 	t.Parallel()
-	const n = 20_000
+	drain(t, 20_000)
+}
+
+func drain(t *testing.T, n int) {
 	db := pgtest.DB(t)
 	rcv := receiver.New(t, receiver.Status(200), receiver.Keeping(receiver.Counts))
 	db.Exec(`insert into postern.outbox (event_type, payload, target_url)
 		select 'a', i::text, $1 from generate_series(1, $2::int) i`, rcv.URL, n)
+	began := time.Now()
 	for range 4 {
 		config := fleet.Config(t, db)
 		config.Batch = 100
@@ -358,7 +423,9 @@ func TestFourDispatchersDrainExactlyOnce(t *testing.T) {
 		config.Timeout = 30 * time.Second
 		fleet.Start(t, config)
 	}
+	rcv.Wait(n, 10*time.Minute)
 	settled(t, db)
+	t.Logf("%d requests for %d messages in %v", rcv.Count(), len(rcv.IDs()), time.Since(began).Round(time.Second))
 	if rcv.Count() != n || len(rcv.IDs()) != n {
 		t.Errorf("%d requests for %d messages, want %d", rcv.Count(), len(rcv.IDs()), n)
 	}

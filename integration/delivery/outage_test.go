@@ -1,6 +1,8 @@
 package delivery
 
 import (
+	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,54 +14,131 @@ import (
 )
 
 // The server is stopped hard and started again, twice, under load. The same
-// process goes on; nothing is lost; what comes twice was in flight at a stop;
+// processes go on; nothing is lost; what comes twice was in flight at a stop;
 // the server is not met by a storm of connections.
 func TestServerIsKilledUnderLoad(t *testing.T) {
 	t.Parallel()
+	outages(t, 5*time.Second, 30*time.Second, cluster.Immediate, cluster.Fast)
+}
+
+// outages stops the server in each of those ways, for so long, while an
+// application writes as well as it can. Deliveries are to go on within soon.
+func outages(t *testing.T, lasts, soon time.Duration, modes ...cluster.Mode) {
 	c := pgtest.OwnCluster(t)
 	db := c.DB()
-	proxy := pgtest.Proxy(t, db)
-	rcv := receiver.New(t, receiver.Delay(50*time.Millisecond, receiver.Status(200)))
-	p := fleet.Spawn(t, db, "DATABASE_URL="+proxy.URL, "POSTERN_SLOTS=16", "POSTERN_MAX_ATTEMPTS=20")
-	const each = 400
-	atRisk := 0
-	for _, mode := range []cluster.Mode{cluster.Immediate, cluster.Fast} {
-		db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', i::text, $1 from generate_series(1, $2::int) i`, rcv.URL, each)
-		before := rcv.Count()
-		rcv.Wait(before+50, time.Minute)
+	rcv := receiver.New(t, receiver.Delay(50*time.Millisecond, receiver.Status(200)), receiver.Keeping(receiver.Hashes))
+	proxies := []*pgtest.TCPProxy{pgtest.Proxy(t, db), pgtest.Proxy(t, db)}
+	var running []*fleet.Process
+	for _, proxy := range proxies {
+		// No second request only because the machine is busy.
+		running = append(running, fleet.Spawn(t, db, "DATABASE_URL="+proxy.URL, "POSTERN_SLOTS=16", "POSTERN_MAX_ATTEMPTS=20", "POSTERN_TIMEOUT=5s", "POSTERN_LEASE=7s"))
+	}
+	stopWriting := keepWriting(t, db, rcv.URL)
+	var stops []time.Time
+	for _, mode := range modes {
+		rcv.Wait(rcv.Count()+100, time.Minute)
+		stops = append(stops, time.Now())
 		c.Stop(mode)
-		atRisk += 2 * 16 // in flight, and answered but not yet recorded
-		proxy.Cut()
-		connections := proxy.Accepted()
-		down := time.Now()
-		pgtest.Eventually(t, time.Minute, "the outage has lasted", func() bool { return time.Since(down) > 5*time.Second })
-		if tried := float64(proxy.Accepted()-connections) / time.Since(down).Seconds(); tried > 2 {
-			t.Errorf("%.1f connections a second were tried during the outage, want at most 2", tried)
+		down, before := time.Now(), make([]int, len(proxies))
+		for i, proxy := range proxies {
+			proxy.Cut()
+			before[i] = proxy.Tried()
+		}
+		pgtest.Eventually(t, time.Minute, "the outage has lasted", func() bool { return time.Since(down) > lasts })
+		for i, proxy := range proxies {
+			n := proxy.Tried() - before[i]
+			perSecond := float64(n) / time.Since(down).Seconds()
+			t.Logf("%d connections tried in %v", n, time.Since(down).Round(time.Second))
+			// The first one of each kind comes at once.
+			if n == 0 || perSecond > 2 && n > 2*int(lasts/time.Second)+3 {
+				t.Errorf("%.1f connections a second were tried during the outage, want some and at most 2", perSecond)
+			}
 		}
 		c.Start()
-		before = rcv.Count()
-		rcv.Wait(before+1, 30*time.Second)
+		up, requests := time.Now(), rcv.Count()
+		rcv.Wait(requests+1, soon)
+		t.Logf("delivering again %v after the server was there", time.Since(up).Round(10*time.Millisecond))
 	}
-	rcv.Wait(2*each, time.Minute)
+	rcv.Wait(rcv.Count()+100, time.Minute)
+	acknowledged := stopWriting()
 	settled(t, db)
-	if n := len(rcv.IDs()); n != 2*each {
-		t.Errorf("%d messages came, want %d", n, 2*each)
-	}
-	if more := rcv.Count() - 2*each; more > atRisk {
-		t.Errorf("%d duplicates, but at most %d requests were in flight at a stop", more, atRisk)
-	}
-	for id, n := range rcv.IDs() {
-		if n > 2 {
-			t.Errorf("message %s came %d times", id, n)
+	for _, p := range running {
+		select {
+		case <-p.Done():
+			t.Error("a process has ended")
+		default:
 		}
 	}
-	select {
-	case <-p.Done():
-		t.Error("the process has ended")
-	default:
+	judgeOutages(t, db, rcv, acknowledged, stops, lasts)
+}
+
+// judgeOutages compares what came with what was committed.
+func judgeOutages(t *testing.T, db *pgtest.Database, rcv *receiver.Receiver, acknowledged []string, stops []time.Time, lasts time.Duration) {
+	t.Helper()
+	committed := map[string]bool{}
+	for _, id := range pgtest.Rows[string](t, db, `select message_id from postern.outbox`) {
+		committed[id] = true
+	}
+	for _, id := range acknowledged {
+		if !committed[id] {
+			t.Errorf("the server has forgotten %s", id)
+		}
+	}
+	requests := map[string][]time.Time{}
+	for _, r := range rcv.Requests() {
+		requests[r.ID] = append(requests[r.ID], r.Arrived)
+	}
+	duplicates := 0
+	for id, arrived := range requests {
+		if !committed[id] {
+			t.Errorf("%s was never committed", id)
+		}
+		for _, first := range arrived[:len(arrived)-1] {
+			duplicates++
+			if !slices.ContainsFunc(stops, func(stop time.Time) bool {
+				return first.After(stop.Add(-5*time.Second)) && first.Before(stop.Add(lasts))
+			}) {
+				t.Errorf("%s came again although its request at %v was in flight at no stop", id, first)
+			}
+		}
+	}
+	for id := range committed {
+		if requests[id] == nil {
+			t.Errorf("%s was committed and never came", id)
+		}
+	}
+	sameBytes(t, rcv)
+	t.Logf("%d messages, %d of them duplicated by the stops", len(committed), duplicates)
+	if most := len(stops) * 2 * 2 * 16; duplicates > most {
+		t.Errorf("%d duplicates, but at most %d requests were in flight or not yet recorded at a stop", duplicates, most)
 	}
 	if n := pgtest.Scan[int](t, db, `select count(*) from postern.attempt where outcome = 'release'`); n != 0 {
 		t.Errorf("%d requests were given up for the database's sake", n)
+	}
+}
+
+// keepWriting writes a message every few milliseconds, while the server is there
+// to take it, until stop, which returns the ids whose commit was acknowledged.
+func keepWriting(t *testing.T, db *pgtest.Database, url string) (stop func() []string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan []string)
+	go func() {
+		var ids []string
+		pace := time.NewTicker(4 * time.Millisecond)
+		defer pace.Stop()
+		for n := 0; ctx.Err() == nil; n++ {
+			<-pace.C
+			if id, err := write(ctx, db.Pool, url, itoa(uint16(n)), true); err == nil {
+				ids = append(ids, id)
+			}
+		}
+		done <- ids
+	}()
+	t.Cleanup(cancel)
+	return func() []string {
+		cancel()
+		return <-done
 	}
 }
 
@@ -241,28 +320,69 @@ func TestBehindATransactionPooler(t *testing.T) {
 // transaction and the pool has room.
 func TestThousandRequestsHeldOpen(t *testing.T) {
 	t.Parallel()
+	heldOpen(t, 1, 1000, 0)
+}
+
+// heldOpen has dispatchers hold that many requests open between them, for that
+// long.
+func heldOpen(t *testing.T, dispatchers, requests int, lasts time.Duration) {
 	db := pgtest.DB(t)
 	gate := receiver.NewGate()
 	var urls []string
 	for range 8 { // a destination may not hold all slots
 		urls = append(urls, receiver.New(t, gate.Then(receiver.Status(200)), receiver.Keeping(receiver.Counts)).URL)
 	}
-	config := fleet.Config(t, db)
-	config.Slots, config.Batch = 1400, 200
-	config.Timeout = 2 * time.Minute
-	fleet.Start(t, config)
-	db.Exec(`insert into postern.outbox (event_type, payload, target_url)
-		select 'a', i::text, ($1::text[])[1 + i % 8] from generate_series(1, 1600) i`, urls)
-	pgtest.Eventually(t, time.Minute, "a thousand requests are held", func() bool { return gate.Waiting() >= 1000 })
-	for range 20 {
-		busy := pgtest.Scan[int](t, db, `
-			select count(*) from pg_stat_activity
-			 where datname = current_database() and application_name = 'postern'
-			   and (state like 'idle in transaction%' or (state = 'active' and now() - xact_start > interval '1 s'))`)
-		if busy != 0 {
-			t.Fatalf("%d sessions are in a transaction", busy)
-		}
+	for range dispatchers {
+		config := fleet.Config(t, db)
+		config.Slots, config.Batch = requests/dispatchers*7/5, 200
+		config.Timeout = 5 * time.Minute
+		fleet.Start(t, config)
 	}
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url)
+		select 'a', i::text, ($1::text[])[1 + i % 8] from generate_series(1, $2::int) i`, urls, requests*8/5)
+	pgtest.Eventually(t, 2*time.Minute, "the requests are held", func() bool { return gate.Waiting() >= requests })
+	looks, most := 0, 0
+	for end := time.Now().Add(lasts); looks < 20 || time.Now().Before(end); looks++ {
+		type sessions struct{ Busy, Open int }
+		now := pgtest.Scan[sessions](t, db, `
+			select count(*) filter (where state = 'active') as busy,
+			       count(*) filter (where state like 'idle in transaction%' or (state = 'active' and now() - xact_start > interval '1 s')) as open
+			  from pg_stat_activity
+			 where datname = current_database() and application_name = 'postern'`)
+		if now.Open != 0 {
+			t.Fatalf("%d sessions are in a transaction", now.Open)
+		}
+		if now.Busy >= 6*dispatchers {
+			t.Fatalf("%d sessions are busy: no pool has room", now.Busy)
+		}
+		most = max(most, now.Busy)
+		time.Sleep(20 * time.Millisecond) // between looks
+	}
+	t.Logf("%d requests held open by %d dispatchers: in %d looks no session in a transaction, at most %d of %d busy",
+		gate.Waiting(), dispatchers, looks, most, 6*dispatchers)
 	gate.Open()
 	settled(t, db)
+}
+
+// A thousand messages are due at once for one healthy receiver and four requests
+// may be in flight: connections are kept and used again.
+func TestConnectionsAreUsedAgain(t *testing.T) {
+	t.Parallel()
+	usedAgain(t, 1000)
+}
+
+func usedAgain(t *testing.T, n int) {
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200), receiver.Keeping(receiver.Counts))
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', '1', $1 from generate_series(1, $2::int)`, rcv.URL, n)
+	config := fleet.Config(t, db)
+	config.Slots = 4
+	config.Timeout, config.LeaseMargin = 30*time.Second, time.Minute
+	fleet.Start(t, config)
+	rcv.Wait(n, 5*time.Minute)
+	settled(t, db)
+	t.Logf("%d requests over %d connections", rcv.Count(), rcv.Accepted())
+	if rcv.Count() != n || rcv.Accepted() > 20 || rcv.MaxInFlight() > 4 {
+		t.Errorf("%d requests over %d connections, %d at once; want %d over at most 20, 4 at once", rcv.Count(), rcv.Accepted(), rcv.MaxInFlight(), n)
+	}
 }

@@ -8,34 +8,27 @@ import (
 
 	"postern/integration/fleet"
 	"postern/integration/pgtest"
+	"postern/integration/pgtest/cluster"
 	"postern/integration/receiver"
 )
 
 // The long forms of what the suite tests briefly: `make soak`.
 
-func TestSoakKillStorm(t *testing.T) { storm(t, 100_000, 120) }
+func TestSoakKillStorm(t *testing.T) { storm(t, 100_000, 2*time.Minute) }
 
 func TestSoakHungNeighbour(t *testing.T) { hungNeighbour(t, time.Minute) }
 
-func TestSoakDrainExactlyOnce(t *testing.T) {
-	const n = 100_000
-	db := pgtest.DB(t)
-	rcv := receiver.New(t, receiver.Status(200), receiver.Keeping(receiver.Counts))
-	db.Exec(`insert into postern.outbox (event_type, payload, target_url)
-		select 'a', i::text, $1 from generate_series(1, $2::int) i`, rcv.URL, n)
-	for range 4 {
-		config := fleet.Config(t, db)
-		config.Batch = 100
-		config.LeaseMargin = time.Minute
-		config.Timeout = 30 * time.Second
-		fleet.Start(t, config)
-	}
-	rcv.Wait(n, 10*time.Minute)
-	settled(t, db)
-	if rcv.Count() != n || len(rcv.IDs()) != n {
-		t.Errorf("%d requests for %d messages, want %d", rcv.Count(), len(rcv.IDs()), n)
-	}
+func TestSoakDrainExactlyOnce(t *testing.T) { drain(t, 100_000) }
+
+func TestSoakOutages(t *testing.T) {
+	outages(t, 20*time.Second, 5*time.Second, cluster.Immediate, cluster.Immediate)
 }
+
+func TestSoakThousandRequestsHeldOpen(t *testing.T) { heldOpen(t, 1, 1000, time.Minute) }
+
+func TestSoakFiveThousandRequestsHeldOpen(t *testing.T) { heldOpen(t, 4, 5000, time.Minute) }
+
+func TestSoakConnectionsAreUsedAgain(t *testing.T) { usedAgain(t, 5000) }
 
 // A session keeps its first transaction open for a minute while others come and
 // go.

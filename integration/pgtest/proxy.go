@@ -28,6 +28,7 @@ type TCPProxy struct {
 	listener net.Listener // nil while refusing
 	links    []*Link      // the open ones, in the order in which they came
 	held     Direction    // for links to come
+	tried    int
 	accepted int
 }
 
@@ -91,6 +92,9 @@ func (p *TCPProxy) accept(l net.Listener) {
 		if err != nil {
 			return
 		}
+		p.mu.Lock()
+		p.tried++
+		p.mu.Unlock()
 		server, err := net.Dial("tcp", p.target)
 		if err != nil {
 			_ = client.Close() // the server is down, and this is what it looks like
@@ -235,6 +239,14 @@ func (p *TCPProxy) Accepted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.accepted
+}
+
+// Tried is the number of connections that clients opened since the start: those
+// that came through, and those that found the server down.
+func (p *TCPProxy) Tried() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.tried
 }
 
 // BlackHole stops carrying on every connection and on those to come.
