@@ -44,4 +44,5 @@ check: ## all that a change must pass, as .ci/run
 	.ci/run
 
 soak: ## run the long forms of the tests: an hour of kills, load and growth; RUN=SoakKillStorm runs one
-	$(withpg) go test -v -tags soak -timeout 2h -count 1 -p 1 -run '$(or $(RUN),Soak)' ./integration/... ./cmd/postern/receive
+	$(withpg) go test -v -tags soak -timeout 2h -count 1 -p 1 -run '$(or $(RUN),Soak)' \
+		$$(dirname $$(grep -rl --include='*_test.go' '^//go:build soak' .) | sort -u)
