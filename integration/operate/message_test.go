@@ -3,6 +3,7 @@ package operate
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -456,33 +457,48 @@ func changeMany(t *testing.T, n int64) (took []time.Duration) {
 	return took
 }
 
-// During a replay of many messages, live ones of the same destination do not
-// queue behind it.
+// Of a replay of many messages each is due a hundredth of a second after the one
+// before, and what is due first goes first: so a live message does not queue
+// behind a replay. Both are written in one transaction, whose moment is the
+// same for all, and sent by one slot when all have become due, so the order
+// that they arrive in is the order of their turns.
 func TestReplayGivesWayToLiveTraffic(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
-	// 4 slots of 20 ms: at most 200 a second.
-	rcv := receiver.New(t, receiver.Delay(20*time.Millisecond, receiver.Status(200)))
-	config := fleet.Config(t, db)
-	config.Slots = 4
-	old := write(t, db, 2000, rcv.URL+"/")
+	rcv := receiver.New(t, receiver.Status(200))
+	old := write(t, db, 100, rcv.URL+"/")
 	settle(t, db, old, "dead")
-	fleet.Start(t, config)
-
-	if tag := db.Exec(`update postern.message set status = 'pending' where status = 'dead'`); tag.RowsAffected() != 2000 {
+	tx := db.Connect()
+	mustExec(t, tx, `begin`)
+	if tag := mustExec(t, tx, `update postern.message set status = 'pending' where status = 'dead'`); tag.RowsAffected() != 100 {
 		t.Fatalf("replayed %d", tag.RowsAffected())
 	}
-	var live []string
-	for range 20 {
-		live = append(live, write(t, db, 1, rcv.URL+"/")...)
-		rcvd := live[len(live)-1]
-		pgtest.Eventually(t, time.Minute, "a live message arrives", func() bool { return rcv.N(rcvd) == 1 })
+	live := pgtest.Rows[string](t, tx, `
+insert into postern.outbox (event_type, payload, target_url)
+select 'order.created', '{}', $1 from generate_series(1, 20) returning message_id`, rcv.URL)
+	mustExec(t, tx, `commit`)
+	type turns struct {
+		Apart float64
+		N     int
 	}
-	replayed := rcv.Count() - len(live)
-	if replayed >= 2000 {
-		t.Errorf("20 live messages arrived only after all %d replayed ones", replayed)
+	if got := pgtest.Scan[turns](t, db, `
+select extract(epoch from max(next_attempt_at) - min(next_attempt_at))::float as apart, count(distinct next_attempt_at) as n
+  from postern.message where status = 'pending' and message_id = any ($1)`, old); got != (turns{0.99, 100}) {
+		t.Errorf("the turns of 100 replayed messages: %+v, want them a hundredth of a second apart", got)
 	}
-	t.Logf("20 live messages went before %d of 2000 replayed ones", 2000-replayed)
+	pgtest.Eventually(t, time.Minute, "all are due", func() bool {
+		return pgtest.Scan[bool](t, db, `select max(next_attempt_at) <= now() from postern.delivery`)
+	})
+	config := fleet.Config(t, db)
+	config.Slots = 1
+	fleet.Start(t, config)
+	rcv.Wait(len(old)+len(live), time.Minute)
+	// The first replayed message is due when the live ones are.
+	for i, r := range rcv.Requests()[:len(live)+1] {
+		if i > 0 && !slices.Contains(live, r.ID) {
+			t.Errorf("request %d is of a replayed message, before one of the 20 live ones", i)
+		}
+	}
 }
 
 // The procedure for large replays commits as it goes: it can be stopped, and
