@@ -65,19 +65,62 @@ func Up(ctx context.Context, databaseURL, schema string) error {
 		if err != nil {
 			return err
 		}
-		if l.before.Dirty {
-			if err := takeUp(m, l.before); err != nil {
-				return err
+		version, dirty := l.before.Version, l.before.Dirty
+		for version < l.files.latest || dirty {
+			if dirty {
+				if err := takeUp(m, version); err != nil {
+					return err
+				}
+				version--
 			}
+			if err := next(ctx, m, version+1); err != nil {
+				return explain(version+1, err)
+			}
+			version, dirty = version+1, false
 		}
-		stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true })
-		defer stop()
-		err = m.Up()
-		if errors.Is(err, migrate.ErrNoChange) {
-			return nil
-		}
-		return explain(m, err)
+		return nil
 	})
+}
+
+// Who waits for a lock on the outbox makes every later INSERT wait behind it.
+// So a migration waits for lockWait at most, rests for as long as all that
+// queued needs to pass and more, and comes again, for lockPatience in all.
+const (
+	lockWait     = "800ms"
+	lockRest     = 2 * time.Second
+	lockPatience = time.Minute
+)
+
+// next applies one version. golang-migrate would apply all of them, but reads
+// ahead, and what it has read when one fails is never let go.
+func next(ctx context.Context, m *migrate.Migrate, version uint) error {
+	for started := time.Now(); ; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := m.Steps(1)
+		if !lockRefused(err) || time.Since(started) > lockPatience {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(lockRest):
+		}
+		if err := takeUp(m, version); err != nil {
+			return err
+		}
+	}
+}
+
+// lockRefused: golang-migrate keeps what the driver said in a field.
+func lockRefused(err error) bool {
+	var wrapped database.Error
+	if errors.As(err, &wrapped) {
+		err = wrapped.OrigErr
+	}
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "55P03"
 }
 
 // ErrMessages is what Down refuses with while there are messages.
@@ -271,7 +314,7 @@ func lock(ctx context.Context, conn *pgx.Conn, schema string) error {
 		select set_config('statement_timeout', '0', false),
 		       set_config('idle_in_transaction_session_timeout', '0', false),
 		       set_config('client_connection_check_interval', '1s', false),
-		       set_config('lock_timeout', '10s', false),
+		       set_config('lock_timeout', '`+lockWait+`', false),
 		       set_config('default_transaction_isolation', 'read committed', false),
 		       set_config('search_path', 'pg_catalog, pg_temp', false)`)
 	if err != nil {
@@ -300,26 +343,22 @@ func lock(ctx context.Context, conn *pgx.Conn, schema string) error {
 
 // takeUp marks the migration that was cut short as not applied: it was rolled
 // back, or it would have said that it is done.
-func takeUp(m *migrate.Migrate, before Status) error {
-	version := int(before.Version) - 1
-	if version == 0 {
-		version = -1 // golang-migrate's word for nothing applied
+func takeUp(m *migrate.Migrate, version uint) error {
+	applied := int(version) - 1
+	if applied == 0 {
+		applied = -1 // golang-migrate's word for nothing applied
 	}
-	if err := m.Force(version); err != nil {
-		return fmt.Errorf("take up version %d, which was cut short: %w", before.Version, err)
+	if err := m.Force(applied); err != nil {
+		return fmt.Errorf("take up version %d, which was cut short: %w", version, err)
 	}
 	return nil
 }
 
 // explain names the version at which a migration failed. The transaction was
 // rolled back, so the next try takes it up again.
-func explain(m *migrate.Migrate, err error) error {
-	if err == nil {
-		return nil
+func explain(version uint, err error) error {
+	if lockRefused(err) {
+		return fmt.Errorf("version %d waited again and again for a lock that somebody holds, and was rolled back; run `postern migrate up` again, and psql -f sql/admin/blocking.sql meanwhile, which says who holds it: %w", version, err)
 	}
-	version, dirty, versionErr := m.Version()
-	if versionErr == nil && dirty {
-		return fmt.Errorf("version %d failed and was rolled back; mend the cause and run `postern migrate up` again: %w", version, err)
-	}
-	return err
+	return fmt.Errorf("version %d failed and was rolled back; mend the cause and run `postern migrate up` again: %w", version, err)
 }
