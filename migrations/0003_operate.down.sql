@@ -18,6 +18,8 @@ drop function postern.change_message(), postern.begin_change(), postern.end_chan
   postern.note_change(text), postern.next_turn();
 drop view postern.message;
 drop function postern.waits_for(timestamptz, timestamptz, integer, text, text, timestamptz, text, timestamptz, timestamptz, boolean);
+drop trigger note_death on postern.delivery;
+drop function postern.note_death();
 drop trigger end_lease on postern.delivery;
 drop function postern.end_lease();
 drop index postern.delivery_resting;

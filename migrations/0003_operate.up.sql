@@ -40,6 +40,27 @@ execute function postern.end_lease();
 comment on function postern.end_lease() is
   'Trigger: a delivery that is no longer pending is nobody''s.';
 
+/* A dead one will not be tried again, so its time of the next attempt is free
+to say since when it is dead, whoever made it so. */
+
+create function postern.note_death() returns trigger
+language plpgsql set search_path = ''
+as $$
+begin
+  new.next_attempt_at := now();
+  return new;
+end
+$$;
+
+create trigger note_death
+before update of status on postern.delivery
+for each row
+when (new.status = 'dead' and old.status <> 'dead')
+execute function postern.note_death();
+
+comment on function postern.note_death() is
+  'Trigger: next_attempt_at of a dead delivery is when it died.';
+
 /* --------------------------------------------------------------- waits for
 
 Why a pending delivery is not being sent at this moment. The words are few and
@@ -420,7 +441,7 @@ comment on function postern.end_change() is 'Trigger: writes the journal entry o
 comment on function postern.note_change(text) is 'Counts one row of an update of postern.message.';
 
 revoke execute on function
-  postern.end_lease(), postern.next_turn(), postern.note_change(text),
+  postern.end_lease(), postern.note_death(), postern.next_turn(), postern.note_change(text),
   postern.replay_delivery(postern.message, timestamptz), postern.replay_delivered(postern.message, timestamptz),
   postern.replay_unsent(postern.message, timestamptz), postern.change_delivery(postern.message, postern.message),
   postern.change_message(), postern.begin_change(), postern.end_change()
@@ -614,8 +635,7 @@ select d.outbox_id,
        d.attempts,
        d.last_status,
        d.last_error,
-       (select max(a.started_at) from postern.attempt a
-         where a.outbox_id = d.outbox_id and a.destination = d.destination) as last_attempt_at,
+       d.next_attempt_at as died_at,
        o.created_at,
        d.id as delivery_id
   from postern.delivery d
@@ -633,7 +653,7 @@ comment on column postern.dead_letter.reason is 'Why it died: max_attempts, gone
 comment on column postern.dead_letter.attempts is 'Attempts used.';
 comment on column postern.dead_letter.last_status is 'HTTP status of the last answer.';
 comment on column postern.dead_letter.last_error is 'Why the last attempt failed.';
-comment on column postern.dead_letter.last_attempt_at is 'When it was last tried; null when it never was.';
+comment on column postern.dead_letter.died_at is 'Since when it is dead.';
 comment on column postern.dead_letter.created_at is 'When the transaction that wrote the message began.';
 comment on column postern.dead_letter.delivery_id is 'The incarnation; attempts carry it too.';
 

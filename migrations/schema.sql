@@ -852,6 +852,18 @@ $$;
 
 COMMENT ON FUNCTION postern.note_change(kind text) IS 'Counts one row of an update of postern.message.';
 
+CREATE FUNCTION postern.note_death() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  new.next_attempt_at := now();
+  return new;
+end
+$$;
+
+COMMENT ON FUNCTION postern.note_death() IS 'Trigger: next_attempt_at of a dead delivery is when it died.';
+
 CREATE FUNCTION postern.open_breaker(destination text, reason text DEFAULT NULL::text, "for" interval DEFAULT NULL::interval) RETURNS void
     LANGUAGE sql
     AS $_$
@@ -1512,9 +1524,7 @@ CREATE VIEW postern.dead_letter AS
     d.attempts,
     d.last_status,
     d.last_error,
-    ( SELECT max(a.started_at) AS max
-           FROM postern.attempt a
-          WHERE ((a.outbox_id = d.outbox_id) AND (a.destination = d.destination))) AS last_attempt_at,
+    d.next_attempt_at AS died_at,
     o.created_at,
     d.id AS delivery_id
    FROM (postern.delivery d
@@ -1541,7 +1551,7 @@ COMMENT ON COLUMN postern.dead_letter.last_status IS 'HTTP status of the last an
 
 COMMENT ON COLUMN postern.dead_letter.last_error IS 'Why the last attempt failed.';
 
-COMMENT ON COLUMN postern.dead_letter.last_attempt_at IS 'When it was last tried; null when it never was.';
+COMMENT ON COLUMN postern.dead_letter.died_at IS 'Since when it is dead.';
 
 COMMENT ON COLUMN postern.dead_letter.created_at IS 'When the transaction that wrote the message began.';
 
@@ -2155,6 +2165,8 @@ CREATE TRIGGER end_lease BEFORE UPDATE OF status ON postern.delivery FOR EACH RO
 
 CREATE TRIGGER fan_out AFTER INSERT ON postern.outbox REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION postern.fan_out();
 
+CREATE TRIGGER note_death BEFORE UPDATE OF status ON postern.delivery FOR EACH ROW WHEN (((new.status = 'dead'::text) AND (old.status <> 'dead'::text))) EXECUTE FUNCTION postern.note_death();
+
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
 
 REVOKE ALL ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) FROM PUBLIC;
@@ -2196,6 +2208,8 @@ REVOKE ALL ON FUNCTION postern.governed(endpoint postern.endpoint, breaker poste
 REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.note_change(kind text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.note_death() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) FROM PUBLIC;
 

@@ -536,3 +536,19 @@ func TestReplayBatches(t *testing.T) {
 		}
 	}
 }
+
+// A dead letter says since when it is one, whoever made it so and whenever its
+// next attempt would have been.
+func TestDeadSince(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	before := pgtest.Scan[time.Time](t, db, `select now()`)
+	ids := writeForLater(t, db, 2, "https://example.com/")
+	settle(t, db, ids, "dead")
+	db.Exec(`update postern.delivery set status = 'dead', reason = 'noted later'`)
+	for _, died := range pgtest.Rows[time.Time](t, db, `select died_at from postern.dead_letter`) {
+		if now := pgtest.Scan[time.Time](t, db, `select now()`); died.Before(before) || died.After(now) {
+			t.Errorf("dead since %s, and it is %s", died, now)
+		}
+	}
+}
