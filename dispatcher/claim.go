@@ -22,6 +22,7 @@ type claimed struct {
 	Destination   string
 	NextAttemptAt time.Time
 	Attempts      int   // with this one
+	Lapsed        bool  // the claim before it ran out: what came of that is not known
 	Generation    int64 // of the destination's breaker; 0: it has none
 	Probe         bool  `db:"-"` // it was claimed to try a shut door
 

@@ -65,10 +65,13 @@ func (d *Dispatcher) gate(ctx context.Context, c *claimed) (e ended, send bool) 
 		e.reason = reasonDeleted
 	case deref(c.Expired):
 		e.reason = reasonExpired
-	case c.Attempts > d.maxAttempts(c):
+	case c.Attempts > d.maxAttempts(c) && c.Lapsed:
 		// The attempt before this claim was the last, and whoever made it did
 		// not live to say how it went.
 		e.reason = reasonUnknown
+	case c.Attempts > d.maxAttempts(c):
+		// It had attempts left until somebody lowered their number.
+		e.reason = reasonExhausted
 	case c.URL == nil || c.Destination == "invalid":
 		e.reason = reasonInvalidURL
 	case ctx.Err() != nil, !c.Probe && d.breakers.known.Shut(c.Destination, c.Generation), c.EndpointStatus != nil && *c.EndpointStatus != "active":

@@ -2,7 +2,8 @@
 Takes up to @quotas[i] due deliveries of @destinations[i], oldest first, and
 leases each for its own timeout and then some. Using up the attempt here is
 what makes a killed process visible: the attempt is given back where no
-request was sent.
+request was sent. A row has `lapsed` when whoever claimed it before has never
+said what came of it.
 
 @floors_at and @floors_id say where live rows of the destination began when
 last seen, so that dead index entries before them, which vacuum cannot free
@@ -57,10 +58,10 @@ wanted as materialized (
      and postern.governed(e, b, @ramp) = @governed
 ),
 due as materialized (
-  select picked.id
+  select picked.id, picked.lapsed
     from wanted w
    cross join lateral (
-     select d.id
+     select d.id, d.leased_until is not null as lapsed
        from postern.delivery d
       where d.status = 'pending'
         and d.destination = w.destination
@@ -79,7 +80,7 @@ claimed as (
          leased_until = now() + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval) + @margin::interval,
          attempts     = d.attempts + 1
    where d.id = any (array(select due.id from due))
-  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.last_error
+  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts
 ),
 charged as (
   insert into postern.tally (destination, version, leases, epoch, since, gathered_at, tokens, refilled_at)
@@ -100,6 +101,7 @@ select c.id,
        c.destination,
        c.next_attempt_at,
        c.attempts,
+       c.id = any (array(select due.id from due where due.lapsed)) as lapsed,
        w.generation,
        o.message_id,
        o.created_at,

@@ -43,10 +43,10 @@ with door as materialized (
      for update of b skip locked
 ),
 due as materialized (
-  select door.destination, door.trips, picked.id
+  select door.destination, door.trips, picked.id, picked.lapsed
     from door
    cross join lateral (
-     select d.id
+     select d.id, d.leased_until is not null as lapsed
        from (
          select h.id, h.attempts, h.next_attempt_at
            from postern.delivery h
@@ -76,7 +76,7 @@ claimed as (
      and d.id = any (array(select due.id from due))
      and d.status = 'pending'
      and (d.leased_until is null or d.leased_until < now())
-  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.leased_until, due.trips
+  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.leased_until, due.trips, due.lapsed
 ),
 leased as (
   update postern.breaker b
@@ -95,6 +95,7 @@ select c.id,
        c.destination,
        c.next_attempt_at,
        c.attempts,
+       c.lapsed,
        l.generation,
        o.message_id,
        o.created_at,

@@ -69,7 +69,7 @@ changed as (
          claim_id        = null,
          claimed_by      = null,
          last_status     = case when o.sent then o.status else d.last_status end,
-         last_error      = case when o.outcome = 'release' then d.last_error else o.error end
+         last_error      = case when o.outcome = 'release' or (not o.sent and o.error is null) then d.last_error else o.error end
     from outcome o
    where o.outcome <> 'delivered'
      and d.id = o.delivery_id

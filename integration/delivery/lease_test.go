@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -73,6 +74,32 @@ func TestKilledDuringTheLastAttempt(t *testing.T) {
 	pgtest.Eventually(t, time.Minute, "it is dead", hasStatus(t, db, id, "dead"))
 	if got := fate(t, db, id); *got.Reason != "outcome of the last attempt unknown" || rcv.N(id) != 1 || got.Attempts != 1 {
 		t.Errorf("%d requests, %d attempts, reason %q", rcv.N(id), got.Attempts, *got.Reason)
+	}
+}
+
+// Somebody lowers max_attempts below what a delivery has used up. It dies of
+// that, with its last answer still there to be read: nothing about it is
+// unknown.
+func TestMaxAttemptsAreLowered(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(307, "Location: /elsewhere", "Retry-After: 2"))
+	first := fleet.Start(t, fleet.Config(t, db))
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	pgtest.Eventually(t, time.Minute, "it waits for its second attempt", func() bool { return fate(t, db, id).LastStatus != nil })
+	if err := first.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	config := fleet.Config(t, db)
+	config.MaxAttempts = 1
+	fleet.Start(t, config)
+	pgtest.Eventually(t, time.Minute, "it is dead", hasStatus(t, db, id, "dead"))
+	got := fate(t, db, id)
+	if *got.Reason != "max_attempts" || got.Attempts != 1 || rcv.N(id) != 1 {
+		t.Errorf("%d requests, %d attempts, reason %q", rcv.N(id), got.Attempts, *got.Reason)
+	}
+	if got.LastStatus == nil || *got.LastStatus != 307 || got.LastError == nil || !strings.Contains(*got.LastError, "redirect") {
+		t.Errorf("its last answer is gone: %+v", got)
 	}
 }
 
