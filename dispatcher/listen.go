@@ -305,8 +305,12 @@ func (l *listener) fine() {
 	again := l.silence != ""
 	l.silence = ""
 	l.mu.Unlock()
-	if !l.works.Swap(true) && again {
+	switch worked := l.works.Swap(true); {
+	case worked:
+	case again:
 		l.log.Info().Msg("listening for notifications again")
+	default:
+		l.log.Info().Msg("listening for notifications")
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"postern/dispatcher"
 	"postern/integration/fleet"
 	"postern/integration/pgtest"
+	"postern/integration/pgtest/cluster"
 	"postern/integration/receiver"
 )
 
@@ -110,23 +111,59 @@ func TestListenerIsReplaced(t *testing.T) {
 			c, said := config(t, db)
 			c.ListenURL = proxy.URL
 			fleet.Start(t, c)
-			const pid = `select coalesce(max(pid), 0) from pg_stat_activity where datname = current_database() and application_name = 'postern-listen'`
-			pgtest.Eventually(t, time.Minute, "listening", func() bool { return len(proxy.Links()) == 1 && pgtest.Scan[int](t, db, pid) != 0 })
-			before := pgtest.Scan[int](t, db, pid)
+			hears(t, said)
+			before := pgtest.Scan[int](t, db, `select pid from pg_stat_activity where datname = current_database() and application_name = 'postern-listen'`)
 			lose(db, proxy.Links()[0])
 			insert(t, db, rcv.URL)
 			rcv.Wait(1, time.Minute) // by polling
 			pgtest.Eventually(t, time.Minute, "another session listens", func() bool {
 				return proxy.Accepted() >= 2 && pgtest.Scan[int](t, db, `select count(*) from pg_stat_activity where datname = current_database() and application_name = 'postern-listen' and pid <> $1`, before) == 1
 			})
-			defer func() {
-				if t.Failed() {
-					t.Log(said)
-				}
-			}()
 			pgtest.Eventually(t, time.Minute, "it is said", func() bool { return said.count("notifications again") == 1 })
-			if n := said.count("polling "); n != 1 { // one of two messages: it may be lost before it was ever heard
-				t.Errorf("said %d times that it is lost, want once:\n%s", n, said)
+			if lost, all := said.count("polling until "), said.count("polling "); lost != 1 || all != 1 {
+				t.Errorf("said %d times that it is lost, want once:\n%s", all, said)
+			}
+		})
+	}
+}
+
+// hears waits until a dispatcher has heard itself.
+func hears(t testing.TB, said *lines) {
+	t.Helper()
+	pgtest.Eventually(t, time.Minute, "it hears itself", func() bool { return said.count(`"listening for notifications"`) == 1 })
+}
+
+// The server restarts under the listener. What changes before it listens again
+// is announced to nobody, and known all the same.
+func TestServerRestartsUnderTheListener(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]cluster.Mode{"fast": cluster.Fast, "immediate": cluster.Immediate} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := pgtest.OwnCluster(t)
+			db := server.DB()
+			rcv, shut := receiver.New(t, receiver.Status(200)), receiver.New(t, receiver.Status(200))
+			c, said := config(t, db)
+			fleet.Start(t, c)
+			hears(t, said)
+			server.Restart(mode)
+			began := time.Now()
+			db.Exec(`select postern.open_breaker($1)`, shut.URL)
+			missed := count(t, db, listeners) == 0
+			pgtest.Eventually(t, time.Minute, "it listens again", func() bool { return count(t, db, listeners) == 1 })
+			t.Logf("listening again %s after the start; the announcement came before: %v", time.Since(began).Round(time.Millisecond), missed)
+			pgtest.Eventually(t, time.Minute, "it has read what it was not told", func() bool { return said.count(`"destination":"`+shut.URL) == 1 })
+			pgtest.Eventually(t, time.Minute, "it is said", func() bool { return said.count("notifications again") == 1 })
+			db.Exec(`select postern.open_breaker('https://h.example')`)
+			pgtest.Eventually(t, time.Minute, "it is told again", func() bool { return said.count(`"destination":"https://h.example"`) == 1 })
+			insert(t, db, shut.URL)
+			insert(t, db, rcv.URL)
+			rcv.Wait(1, time.Minute)
+			if n := shut.Count(); n != 0 {
+				t.Errorf("%d requests to a destination that was shut meanwhile", n)
+			}
+			if lost, all := said.count("polling until "), said.count("polling "); lost != 1 || all != 1 {
+				t.Errorf("said %d times that nobody listens, want once:\n%s", all, said)
 			}
 		})
 	}
