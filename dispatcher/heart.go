@@ -207,17 +207,28 @@ func (d *Dispatcher) connectHeart(ctx context.Context, h *heart) (err error) {
 			_ = h.conn.Close(ctx) // half its own, it would not be set up again
 		}
 	}()
-	if _, err = h.conn.Exec(ctx, settings, pgx.NamedArgs{"local": false}); err != nil {
-		return err
+	for _, s := range heartSettings {
+		if _, err = h.conn.Exec(ctx, s, pgx.NamedArgs{"local": false}); err != nil {
+			return err
+		}
 	}
-	// A heartbeat waits for nobody. These plans are over tables of a few rows.
-	_, err = h.conn.Exec(ctx, `select set_config('lock_timeout', '1s', false), set_config('statement_timeout', '2s', false),
-		set_config('enable_seqscan', 'on', false), set_config('enable_hashjoin', 'on', false)`)
-	return err
+	return nil
 }
 
-// on runs a statement on a connection that is not the pool's.
-func on[T any](ctx context.Context, db *database, conn *pgx.Conn, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) ([]T, error) {
+// heartSettings are those of a heartbeat, which waits for nobody. Its plans are
+// over tables of a few rows.
+var heartSettings = []string{settings, `
+select set_config('lock_timeout', '1s', @local),
+       set_config('statement_timeout', '2s', @local),
+       set_config('enable_seqscan', 'on', @local),
+       set_config('enable_hashjoin', 'on', @local)`}
+
+// on runs a statement on the heart's connection.
+func on[T any](ctx context.Context, db *database, conn *pgx.Conn, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) (found []T, err error) {
+	if db.pooled {
+		err = db.under(ctx, conn, heartSettings, collect(verb, args, &found, row))
+		return found, err
+	}
 	rows, err := conn.Query(ctx, db.text[verb], args)
 	if err != nil {
 		return nil, err

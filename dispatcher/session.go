@@ -183,13 +183,21 @@ func (db *database) with(ctx context.Context, name string, use func(context.Cont
 	return nil
 }
 
-// together sends statements as one pipeline in one transaction. Behind a
-// pooler the settings come first, so that they are made on the same backend.
+// together sends statements as one pipeline in one transaction.
 func (db *database) together(ctx context.Context, conn *pgx.Conn, statements ...statement) error {
+	if db.pooled {
+		return db.under(ctx, conn, []string{settings}, statements...)
+	}
+	return db.under(ctx, conn, nil, statements...)
+}
+
+// under is together with settings that come first and end with the
+// transaction: behind a pooler they have to be made on the same backend.
+func (db *database) under(ctx context.Context, conn *pgx.Conn, settings []string, statements ...statement) error {
 	batch := &pgx.Batch{}
 	batch.Queue(`begin isolation level read committed`)
-	if db.pooled {
-		batch.Queue(settings, pgx.NamedArgs{"local": true})
+	for _, s := range settings {
+		batch.Queue(s, pgx.NamedArgs{"local": true})
 	}
 	for _, s := range statements {
 		batch.Queue(db.text[s.verb], s.args).Query(s.read)

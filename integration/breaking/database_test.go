@@ -207,3 +207,35 @@ func TestStopTheFleet(t *testing.T) {
 	db.Exec(`select postern.close_breaker('database')`)
 	rcv.Wait(51, time.Minute)
 }
+
+// Behind a transaction pooler the backend may be anybody's, with settings that
+// are not ours. Heartbeats run under ours all the same.
+func TestHeartbeatsBehindAPooler(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`create schema theirs`)
+	db.Exec(`create function theirs.now() returns timestamptz language sql as $$ select timestamptz '2001-01-01' $$`)
+	db.Exec(`create table seen (what text)`)
+	db.Exec(`
+		create function note() returns trigger language plpgsql as $$
+		begin
+		  insert into public.seen select concat_ws(', ', current_setting('search_path'), current_setting('transaction_isolation'),
+		    current_setting('lock_timeout'), current_setting('statement_timeout'), current_setting('application_name'));
+		  return new;
+		end $$`)
+	db.Exec(`create trigger note before update on postern.dispatcher for each row execute function note()`)
+	for _, setting := range []string{"search_path = theirs, pg_catalog", "default_transaction_isolation = 'serializable'", "lock_timeout = 0"} {
+		db.Exec(`alter database ` + db.Name + ` set ` + setting)
+	}
+	c, _ := config(t, db)
+	c.DatabaseURL = pgtest.PgBouncer(t, db)
+	fleet.Start(t, c)
+	pgtest.Eventually(t, time.Minute, "a heartbeat", func() bool { return count(t, db, `select count(*) from public.seen`) > 0 })
+	const want = "pg_catalog, pg_temp, read committed, 1s, 2s, postern"
+	if got := pgtest.Rows[string](t, db, `select distinct what from public.seen`); len(got) != 1 || got[0] != want {
+		t.Errorf("heartbeats run under %q, want %q", got, want)
+	}
+	if n := count(t, db, `select count(*) from postern.dispatcher where heartbeat_at < started_at`); n != 0 {
+		t.Error("a heartbeat believed another clock")
+	}
+}
