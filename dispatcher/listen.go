@@ -174,11 +174,9 @@ func (h handler) HandleBacklog(_ context.Context, _ string, conn *pgx.Conn) erro
 	return nil
 }
 
-// listenSettings make the session ours. Before a pooler the first column is not
-// the process id that the connection was given.
+// listenSettings make the session ours.
 const listenSettings = `
-select pg_catalog.pg_backend_pid(),
-       pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
+select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
        pg_catalog.set_config('idle_session_timeout', '0', false)`
 
 // connect opens the next connection, not too soon after one that failed.
@@ -205,13 +203,27 @@ func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	// Until it listens nothing else notices that the server is not there any more.
 	l.setUp.Stop()
 	l.setUp = time.AfterFunc(setUpLimit, func() { _ = conn.PgConn().Conn().Close() })
-	var pid uint32
-	if err := conn.QueryRow(ctx, listenSettings).Scan(&pid, nil, nil); err != nil {
+	if err := l.prepare(ctx, conn); err != nil {
 		_ = conn.Close(ctx)
 		return nil, err
 	}
-	l.pooled.Store(pid != conn.PgConn().PID())
 	return conn, nil
+}
+
+// prepare finds out whether the session is a pooler's, by a process id that is
+// not the one that the connection was given, and makes it ours if it is not: what
+// is set on a backend that is lent by transaction is left to whoever has it next.
+func (l *listener) prepare(ctx context.Context, conn *pgx.Conn) error {
+	var pid uint32
+	if err := conn.QueryRow(ctx, `select pg_catalog.pg_backend_pid()`).Scan(&pid); err != nil {
+		return err
+	}
+	l.pooled.Store(pid != conn.PgConn().PID())
+	if l.pooled.Load() {
+		return nil
+	}
+	_, err := conn.Exec(ctx, listenSettings)
+	return err
 }
 
 // watch tests the connection whenever it has been silent for a while, and

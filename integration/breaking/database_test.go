@@ -239,3 +239,41 @@ func TestHeartbeatsBehindAPooler(t *testing.T) {
 		t.Error("a heartbeat believed another clock")
 	}
 }
+
+// A backend of a transaction pooler is lent to the application next: nothing
+// that we set may be left on it.
+func TestNothingIsLeftOnAPoolersBackends(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`alter database ` + db.Name + ` set search_path = shop, public`)
+	rcv := receiver.New(t, receiver.Status(200))
+	url := pgtest.PgBouncer(t, db, map[string]string{"default_pool_size": "3"})
+	c, said := config(t, db)
+	c.DatabaseURL = url
+	fleet.Start(t, c)
+	insertMany(db, rcv.URL, 50)
+	rcv.Wait(50, time.Minute)
+	pgtest.Eventually(t, time.Minute, "it has tried to listen", func() bool { return said.count("notifications do not arrive") == 1 })
+	pgtest.Eventually(t, time.Minute, "a heartbeat", func() bool {
+		return count(t, db, `select count(*) from postern.dispatcher where heartbeat_at > started_at`) == 1
+	})
+	var lent []*pgx.Conn
+	for len(lent) < 3 {
+		conn, err := pgx.Connect(t.Context(), url+"&default_query_exec_mode=exec")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+		if _, err := conn.Exec(t.Context(), `begin`); err != nil {
+			t.Fatal(err)
+		}
+		lent = append(lent, conn)
+	}
+	for _, conn := range lent {
+		got := pgtest.Scan[string](t, conn, `select concat_ws(' ', current_setting('search_path'), current_setting('lock_timeout'),
+			current_setting('statement_timeout'), current_setting('idle_session_timeout'), current_setting('synchronous_commit'), current_setting('plan_cache_mode'))`)
+		if want := "shop, public 0 0 0 on auto"; got != want {
+			t.Errorf("left on a backend: %q, want %q", got, want)
+		}
+	}
+}
