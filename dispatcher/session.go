@@ -20,7 +20,8 @@ import (
 // settings make a session ours: nothing inherited from the role, the database
 // or the connection string is trusted. The limits are guardrails: lock_timeout
 // is the shortest, because waiting for a lock counts towards
-// statement_timeout as well. The planner settings take away plans that are
+// statement_timeout as well. No transaction here is ever prepared, so what it
+// changes may be announced wherever it runs. The planner settings take away plans that are
 // chosen on stale statistics and read a whole backlog for a few rows; every
 // statement here is meant to walk an index. Since no parameter changes how, each
 // is planned once: planning a claim anew costs twice as much as running it. Such
@@ -35,6 +36,7 @@ select set_config('application_name', 'postern', @local),
        set_config('idle_in_transaction_session_timeout', '5s', @local),
        set_config('default_transaction_isolation', 'read committed', @local),
        set_config('row_security', 'on', @local),
+       set_config('outbox.notify', 'on', @local),
        set_config('jit', 'off', @local),
        set_config('plan_cache_mode', 'force_generic_plan', @local),
        set_config('enable_seqscan', 'off', @local),

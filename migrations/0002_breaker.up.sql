@@ -136,13 +136,18 @@ comment on table postern.journal is
 
 /* Announces a change, whoever made it, and keeps it in the journal. A hold is
 announced when it begins and not kept, since a receiver may ask for one with
-every answer. Rows that are deleted were closed, or are closed by that. */
+every answer. Rows that are deleted were closed, or are closed by that.
+
+A notification forbids PREPARE TRANSACTION. Where two-phase commit is enabled,
+only sessions that have said `set outbox.notify = on` announce, as dispatchers do:
+the change is in force all the same, since every claim reads the row. */
 
 create function postern.announce_breaker() returns trigger
 language plpgsql security definer set search_path = ''
 as $$
 declare
   door postern.breaker := coalesce(new, old);
+  notify text := coalesce(current_setting('outbox.notify', true), '');
   change text;
 begin
   if tg_op = 'DELETE' then
@@ -157,9 +162,13 @@ begin
     change := new.state;
   end if;
   if change is not null then
-    insert into postern.journal (subject, change, reason) values (door.destination, change, door.reason);
+    insert into postern.journal (subject, change, reason)
+    values (door.destination, change,
+            case when change = 'half_open' then coalesce('probed by dispatcher ' || door.probe_by, door.reason) else door.reason end);
   end if;
   if (change is not null or (tg_op <> 'DELETE' and new.hold_until > now() and (tg_op = 'INSERT' or coalesce(old.hold_until <= now(), true))))
+     and notify not in ('off', 'false', 'no', '0')
+     and (notify <> '' or current_setting('max_prepared_transactions')::integer = 0)
      and pg_notification_queue_usage() < 0.5
   then
     perform pg_notify('postern.breaker', door.destination);

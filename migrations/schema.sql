@@ -19,6 +19,7 @@ CREATE FUNCTION postern.announce_breaker() RETURNS trigger
     AS $$
 declare
   door postern.breaker := coalesce(new, old);
+  notify text := coalesce(current_setting('outbox.notify', true), '');
   change text;
 begin
   if tg_op = 'DELETE' then
@@ -33,9 +34,13 @@ begin
     change := new.state;
   end if;
   if change is not null then
-    insert into postern.journal (subject, change, reason) values (door.destination, change, door.reason);
+    insert into postern.journal (subject, change, reason)
+    values (door.destination, change,
+            case when change = 'half_open' then coalesce('probed by dispatcher ' || door.probe_by, door.reason) else door.reason end);
   end if;
   if (change is not null or (tg_op <> 'DELETE' and new.hold_until > now() and (tg_op = 'INSERT' or coalesce(old.hold_until <= now(), true))))
+     and notify not in ('off', 'false', 'no', '0')
+     and (notify <> '' or current_setting('max_prepared_transactions')::integer = 0)
      and pg_notification_queue_usage() < 0.5
   then
     perform pg_notify('postern.breaker', door.destination);

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"postern/breaker"
 	"postern/integration/fleet"
 	"postern/integration/pgtest"
 	"postern/integration/receiver"
@@ -182,4 +183,41 @@ func TestBreakersBehindAPooler(t *testing.T) {
 	}
 	db.Exec(`select postern.close_breaker($1)`, rcv.URL)
 	rcv.Wait(200, time.Minute)
+}
+
+// Where two-phase commit is in use, a change of a breaker may be part of it: a
+// notification would forbid its PREPARE TRANSACTION. Dispatchers, which prepare
+// nothing, announce what they change all the same.
+func TestBreakersInTwoPhases(t *testing.T) {
+	t.Parallel()
+	db := pgtest.OwnCluster(t, map[string]string{"max_prepared_transactions": "5"}).DB()
+	rcv := receiver.New(t, receiver.Status(200))
+	operator := db.Connect()
+	for _, statement := range []string{
+		`begin`, `select postern.open_breaker('https://h.example')`, `prepare transaction 'both'`, `commit prepared 'both'`,
+	} {
+		if _, err := operator.Exec(t.Context(), statement); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+	if got := pgtest.Scan[string](t, db, `select forced from postern.breaker`); got != "open" {
+		t.Errorf("forced %q", got)
+	}
+
+	listening := db.Connect()
+	if _, err := listening.Exec(t.Context(), `listen "postern.breaker"`); err != nil {
+		t.Fatal(err)
+	}
+	down(db, rcv.URL, 0)
+	insert(t, db, rcv.URL)
+	c, _ := config(t, db)
+	c.Breaker = breaker.Settings{Probes: 1, Ramp: -1}
+	fleet.Start(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 2 { // half open, closed
+		if n, err := listening.WaitForNotification(ctx); err != nil || n.Payload != rcv.URL {
+			t.Fatalf("heard %v, %v", n, err)
+		}
+	}
 }
