@@ -58,13 +58,17 @@ func (v *vitals) track(verb string) (ended func(error)) {
 	return func(err error) {
 		running.Add(-1)
 		now := time.Now()
+		var none noConnection
 		switch code := sqlstate(err); {
 		case err == nil && running == &v.claiming:
 			v.Claimed(now.Sub(started), now)
 		case code == lockNotAvailable, code == queryCanceled:
 			v.LockTimeout(now)
-		case errors.Is(err, context.DeadlineExceeded):
+		case !errors.Is(err, context.DeadlineExceeded):
+		case errors.As(err, &none):
 			v.PoolTimeout(now)
+		default:
+			v.LockTimeout(now)
 		}
 	}
 }

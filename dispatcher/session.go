@@ -161,6 +161,12 @@ func transact(ctx context.Context, db *database, name string, statements ...stat
 	return db.with(ctx, name, func(ctx context.Context, conn *pgx.Conn) error { return db.together(ctx, conn, statements...) })
 }
 
+// noConnection says that a statement did not begin, for want of a connection.
+type noConnection struct{ err error }
+
+func (e noConnection) Error() string { return "connection: " + e.err.Error() }
+func (e noConnection) Unwrap() error { return e.err }
+
 // with lends a connection, for as long as its server may take to answer.
 func (db *database) with(ctx context.Context, name string, use func(context.Context, *pgx.Conn) error) (err error) {
 	ended := db.vitals.track(name)
@@ -170,7 +176,7 @@ func (db *database) with(ctx context.Context, name string, use func(context.Cont
 	cancel()
 	db.pacer.note(err)
 	if err != nil {
-		return fmt.Errorf("%s: connection: %w", name, err)
+		return fmt.Errorf("%s: %w", name, noConnection{err})
 	}
 	defer conn.Release()
 	limited, cancel := context.WithTimeout(ctx, answerTimeout)

@@ -16,7 +16,8 @@ func TestTLSThatCannotBeTrusted(t *testing.T) {
 		kind receiver.Certificate
 		text string
 	}{
-		{"expired", receiver.Expired, "certificate has expired"},
+		{"expired", receiver.Expired, "is after"},
+		{"not yet valid", receiver.NotYetValid, "is before"},
 		{"wrong name", receiver.WrongName, "x509"},
 		{"self-signed", receiver.SelfSigned, "unknown authority"},
 		{"missing intermediate", receiver.MissingIntermediate, "unknown authority"},

@@ -2,8 +2,8 @@
 Finds destinations that have something due and an open door, by a loose scan
 over the claim index: one descent per destination, however many rows wait
 behind it. Goes on after @after and looks at no more than @steps destinations,
-so that a claim never pays for all of them; `last` is where to go on, and a
-scan that came to the end has looked at fewer than @steps.
+so that a claim never pays for all of them. The scan goes on after the last row's
+destination; one that came to the end has fewer than @steps rows.
 
 A destination is `governed` when its claims must be counted over all
 dispatchers: a cap or rate of its endpoint, a breaker that closed less than

@@ -188,7 +188,7 @@ func TestDownAndUp(t *testing.T) {
 func TestCertificates(t *testing.T) {
 	t.Parallel()
 	for kind, good := range map[receiver.Certificate]bool{
-		receiver.Valid: true, receiver.Expired: false, receiver.WrongName: false,
+		receiver.Valid: true, receiver.Expired: false, receiver.NotYetValid: false, receiver.WrongName: false,
 		receiver.SelfSigned: false, receiver.MissingIntermediate: false,
 	} {
 		for proto, option := range map[string]receiver.Option{

@@ -27,6 +27,7 @@ type Certificate int
 const (
 	Valid               Certificate = iota // for 127.0.0.1 and localhost
 	Expired                                // an hour ago
+	NotYetValid                            // from an hour from now
 	WrongName                              // for other.example
 	SelfSigned                             // by itself
 	MissingIntermediate                    // the chain is not complete
@@ -79,6 +80,8 @@ func issue(kind Certificate) (tls.Certificate, *x509.CertPool, error) {
 	switch kind {
 	case Expired:
 		leaf.NotAfter = time.Now().Add(-time.Hour)
+	case NotYetValid:
+		leaf.NotBefore = time.Now().Add(time.Hour)
 	case WrongName:
 		leaf.IPAddresses, leaf.DNSNames = nil, []string{"other.example"}
 	case SelfSigned:
