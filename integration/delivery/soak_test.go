@@ -30,6 +30,8 @@ func TestSoakFiveThousandRequestsHeldOpen(t *testing.T) { heldOpen(t, 4, 5000, t
 
 func TestSoakConnectionsAreUsedAgain(t *testing.T) { usedAgain(t, 5000) }
 
+func TestSoakTwoVersionsSideBySide(t *testing.T) { sideBySide(t, 30*time.Second) }
+
 // A session keeps its first transaction open for a minute while others come and
 // go.
 func TestSoakLateCommit(t *testing.T) {

@@ -195,8 +195,14 @@ func Environment(db *pgtest.Database, more ...string) []string {
 // Spawn starts `postern run`. It is killed when the test ends.
 func Spawn(t testing.TB, db *pgtest.Database, more ...string) *Process {
 	t.Helper()
+	return SpawnProgram(t, Binary(t), db, more...)
+}
+
+// SpawnProgram is Spawn for a program that was built otherwise.
+func SpawnProgram(t testing.TB, path string, db *pgtest.Database, more ...string) *Process {
+	t.Helper()
 	p := &Process{t: t, done: make(chan struct{})}
-	p.cmd = exec.Command(Binary(t), "run")
+	p.cmd = exec.Command(path, "run")
 	p.cmd.Env = Environment(db, more...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	if err := p.cmd.Start(); err != nil {
