@@ -10,10 +10,10 @@
 // database's clock schedules. A delivery may be claimed when it is pending,
 // due, and its lease is null or past; there is no state for "being sent" in
 // which a killed process could strand it. A claim takes a number from a
-// sequence, and every change of a claimed row but a success says that number:
-// whoever has lost the lease changes nothing. What this process keeps in memory
-// (which destinations have work, who is slow, where live rows begin) only
-// guesses what to ask for next; a wrong guess costs a query.
+// sequence, and every change of a claimed row but a success says that number and
+// who took it: whoever has lost the lease changes nothing. What this process
+// keeps in memory (which destinations have work, who is slow, where live rows
+// begin) only guesses what to ask for next; a wrong guess costs a query.
 //
 //	           claim                  2xx
 //	pending ──────────▶ pending ─────────────▶ (deleted: delivered)

@@ -4,7 +4,9 @@ wire gets its attempt row, and so does one that no connection came about for, an
 or made dead.
 
 A success finishes its delivery whoever owns it by now: the receiver has the
-message. Everything else changes only a delivery that this claim still owns.
+message. Everything else changes only a delivery that this claim still owns. Its
+number alone would not say so: a claim does not wait for the disk, and a server
+that crashes gives out the numbers of those that it lost once more.
 Writing an outcome a second time changes nothing; while its first writing is
 still under way it fails with a unique violation (23505) and is tried again.
 (`on conflict` would cost every row a second WAL record.)
@@ -74,6 +76,7 @@ changed as (
    where o.outcome <> 'delivered'
      and d.id = o.delivery_id
      and d.claim_id = o.claim_id
+     and d.claimed_by = @dispatcher
      and d.id = any (array(select delivery_id from outcome where outcome <> 'delivered'))
   returning d.id
 ),

@@ -271,6 +271,36 @@ func TestLateFailureChangesNothing(t *testing.T) {
 	}
 }
 
+// The server crashes before a claim, which does not wait for the disk, is safe
+// there: the number of the claim is given out again, to whoever claims the
+// delivery next. A failure of the lost claim changes nothing of that one's.
+func TestNumberOfALostClaimIsGivenOutAgain(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, gate.Then(receiver.Status(500)))
+	config := fleet.Config(t, db)
+	config.Timeout = 30 * time.Second
+	fleet.Start(t, config)
+	insert(t, db, rcv.URL, `{"a":1}`)
+	rcv.Wait(1, time.Minute)
+	type owner struct {
+		ClaimID, ClaimedBy int64
+		Attempts           int
+		LeasedUntil        time.Time
+	}
+	const read = `select claim_id, claimed_by, attempts, leased_until from postern.delivery`
+	db.Exec(`update postern.delivery set claimed_by = claimed_by + 1, leased_until = now() + interval '1 hour'`)
+	before := pgtest.Scan[owner](t, db, read)
+	gate.Open()
+	pgtest.Eventually(t, time.Minute, "the attempt is logged", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.attempt`) == 1
+	})
+	if after := pgtest.Scan[owner](t, db, read); after != before {
+		t.Errorf("the claim %+v of another became %+v", before, after)
+	}
+}
+
 // A message that was deleted by hand makes its delivery dead, not stuck.
 func TestMessageDeletedByHand(t *testing.T) {
 	t.Parallel()
