@@ -388,14 +388,7 @@ func (d *Dispatcher) probe(ctx, work context.Context) (int, error) {
 		return 0, nil
 	}
 	b.nextProbe = now.Add(min(time.Second, d.cfg.PollInterval))
-	rows, err := query(context.WithoutCancel(ctx), d.db, "probe", pgx.StrictNamedArgs{
-		"destinations": names,
-		"quota":        limit,
-		"dispatcher":   d.id,
-		"timeout":      d.cfg.Timeout,
-		"margin":       d.cfg.LeaseMargin,
-		"inline":       inlinePayload,
-	}, pgx.RowToStructByName[claimed])
+	rows, err := d.claimProbes(context.WithoutCancel(ctx), names, limit)
 	if err != nil {
 		return 0, err
 	}
@@ -410,6 +403,26 @@ func (d *Dispatcher) probe(ctx, work context.Context) (int, error) {
 		d.begin(job{ctx, work, &rows[i], d.destinations.launch(rows[i].Destination, now)})
 	}
 	return len(rows), nil
+}
+
+// claimProbes is claimGoverned for shut doors: where an endpoint has limits,
+// probes are counted as well.
+func (d *Dispatcher) claimProbes(ctx context.Context, names []string, limit int) (rows []claimed, err error) {
+	ones := make([]int32, len(names))
+	for i := range ones {
+		ones[i] = 1
+	}
+	var rules []allowed
+	err = transact(ctx, d.db, "probe", append(d.govern(names, ones, true, &rules),
+		collect("probe", pgx.StrictNamedArgs{
+			"destinations": names,
+			"quota":        limit,
+			"dispatcher":   d.id,
+			"timeout":      d.cfg.Timeout,
+			"margin":       d.cfg.LeaseMargin,
+			"inline":       inlinePayload,
+		}, &rows, pgx.RowToStructByName[claimed]))...)
+	return rows, err
 }
 
 // ready returns breakers that may be probed: those whose first probe has

@@ -43,10 +43,8 @@ func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]claim
 	var rules []allowed
 	var rows []claimed
 	started := time.Now()
-	err := transact(ctx, d.db, "claim governed",
-		statement{"govern", pgx.StrictNamedArgs{"destinations": names}, func(pgx.Rows) error { return nil }},
-		collect("allow", pgx.StrictNamedArgs{"destinations": names, "quotas": quotas, "ramp": d.ramp()}, &rules, pgx.RowToStructByName[allowed]),
-		collect("claim", d.claimArgs(shares, true), &rows, pgx.RowToStructByName[claimed]))
+	err := transact(ctx, d.db, "claim governed", append(d.govern(names, quotas, false, &rules),
+		collect("claim", d.claimArgs(shares, true), &rows, pgx.RowToStructByName[claimed]))...)
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err
@@ -60,6 +58,15 @@ func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]claim
 		rule, held := byName[s.of.name]
 		return d.destinations.takeGoverned(s, n, last, rule, held, started, cost)
 	}), nil
+}
+
+// govern is the statements that come before a claim, or a probe, of governed
+// destinations.
+func (d *Dispatcher) govern(names []string, quotas []int32, probing bool, rules *[]allowed) []statement {
+	return []statement{
+		{"govern", pgx.StrictNamedArgs{"destinations": names, "probing": probing}, func(pgx.Rows) error { return nil }},
+		collect("allow", pgx.StrictNamedArgs{"destinations": names, "quotas": quotas, "ramp": d.ramp(), "probing": probing}, rules, pgx.RowToStructByName[allowed]),
+	}
 }
 
 // takeGoverned is take for a governed destination. Without its control row

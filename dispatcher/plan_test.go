@@ -174,7 +174,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 	db := pgtest.DB(t)
 	conn := db.Connect()
 	defer func() { _ = conn.Close(context.Background()) }()
-	for _, table := range []string{"outbox", "delivery", "attempt", "breaker", "endpoint", "governor", "tally"} {
+	for _, table := range []string{"outbox", "delivery", "attempt", "breaker", "endpoint", "governor", "tally", "evidence", "dispatcher"} {
 		db.Exec("alter table postern." + table + " set (autovacuum_enabled = off)")
 		db.Exec("vacuum analyze postern." + table)
 	}
@@ -198,8 +198,18 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 			"governed": false, "ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250},
 		{"record", recordArgs(n, 10), 200},
 		{"sift", pgx.NamedArgs{"ids": []int64{n - 3, n - 2, n - 1, n}}, 100},
-		{"govern", pgx.NamedArgs{"destinations": []string{ninety}}, 20},
-		{"allow", pgx.NamedArgs{"destinations": []string{ninety}, "quotas": []int32{10}, "ramp": time.Minute}, 40},
+		{"probe", pgx.NamedArgs{
+			"destinations": []string{"https://b7"}, "quota": 1, "dispatcher": int64(1),
+			"timeout": time.Second, "margin": time.Second, "inline": 100}, 400},
+		{"govern", pgx.NamedArgs{"destinations": []string{ninety}, "probing": false}, 20},
+		{"allow", pgx.NamedArgs{"destinations": []string{ninety}, "quotas": []int32{10}, "ramp": time.Minute, "probing": false}, 40},
+		{"trip", pgx.NamedArgs{
+			"destinations": []string{"https://b7"}, "window": time.Minute, "ratio": 0.5, "minimum": 10, "consecutive": 5, "dead": 50,
+			"slow_ratio": 0.8, "cooldown": time.Second, "cooldown_cap": time.Minute}, 60},
+		{"fail", pgx.NamedArgs{
+			"destination": "https://b7", "generation": int64(1), "dispatcher": int64(1),
+			"cooldown": time.Second, "cooldown_cap": time.Minute, "retry_after_ms": 0.0, "reason": "test"}, 20},
+		{"tidy", pgx.NamedArgs{"forget": time.Duration(0)}, 25_000},
 		{"cancel_orphans", pgx.NamedArgs{"destination": "ep_7"}, 20},
 		{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0)}, 20},
 		{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20},
@@ -211,15 +221,20 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 	db.Exec(`
 		insert into postern.outbox (event_type, payload, target_url)
 		select 'a', '1', '` + ninety + `/' from generate_series(1, ` + strconv.Itoa(n) + `)`)
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', '1', 'https://b7/' from generate_series(1, 1000)`)
 	db.Exec(`
 		insert into postern.attempt (claim_id, delivery_id, outbox_id, started_at, number, duration_ms, outcome, destination)
 		select i, i, i, now(), 1, 1, 'delivered', '' from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	db.Exec(`insert into postern.endpoint (url, tenant) select 'https://e.example', i::text from generate_series(1, ` + strconv.Itoa(n) + `) i`)
-	db.Exec(`insert into postern.breaker (destination, state) select 'https://b' || i, 'open' from generate_series(1, ` + strconv.Itoa(n) + `) i`)
+	db.Exec(`insert into postern.breaker (destination, state, retry_at) select 'https://b' || i, 'open', now() from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	db.Exec(`insert into postern.tally (destination, version, leases, refilled_at) select '` + ninety + `', i, '{}', now() from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	db.Exec(`insert into postern.governor (destination) select case i when 1 then '` + ninety + `' else 'https://b' || i end from generate_series(1, ` + strconv.Itoa(n) + `) i`)
+	db.Exec(`insert into postern.evidence (destination, dispatcher, generation, successes, failures, unreachable, slow, stuck, dead)
+	         select 'https://b' || i, 1, 0, 0, 5, 5, 0, false, 0 from generate_series(1, ` + strconv.Itoa(n) + `) i`)
 	for i, c := range cases {
-		if pages, _ := run[i](); pages > c.most {
+		pages, _ := run[i]()
+		t.Logf("%s: %d pages", c.verb, pages)
+		if pages > c.most {
 			t.Errorf("%s: %d pages, want at most %d", c.verb, pages, c.most)
 		}
 	}

@@ -1,7 +1,8 @@
 /*
 Says how many deliveries of each governed destination that this transaction
 holds may be claimed now, at most @quotas[i], and leaves it to claim.sql in a
-setting of the transaction.
+setting of the transaction. With @probing they are to be claimed through a shut
+door, by probe.sql.
 
 The cap is the endpoint's max_in_flight or, for @ramp after its breaker closed,
 what has grown back of it: 1, 2, 4 … up to 256 in flight, whichever is less.
@@ -37,7 +38,7 @@ with rule as materialized (
          least(e.max_in_flight, ramp.share) as cap,
          greatest(e.capped_since, case when ramp.share is not null then b.closed_at end) as began,
          coalesce(e.status = 'active', postern.endpoint_of(w.destination) is null)
-           and postern.passes(b.door) as open
+           and (@probing::boolean or postern.passes(b.door)) as open
     from unnest(@destinations::text[], @quotas::integer[]) as w (destination, quota)
     left join lateral (
            select c.*, c.ctid as place

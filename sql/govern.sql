@@ -3,14 +3,21 @@ Takes the control rows of governed destinations, making those that are missing,
 and remembers which it got for the statements that follow in its transaction:
 they see everything that earlier holders of the rows committed. One that
 another dispatcher holds is left to it, so nobody waits, except for a row that
-another is making.
+another is making. With @probing only endpoints with limits are governed: the
+ramp comes after the probes.
 
 One row: the destinations that are held.
 */
-with made as (
-  insert into postern.governor (destination)
+with wanted as materialized (
   select distinct w.destination
     from unnest(@destinations::text[]) as w (destination)
+   where not @probing::boolean
+      or (select postern.governed(e, null, null) from postern.endpoint e where e.id = postern.endpoint_of(w.destination))
+),
+made as (
+  insert into postern.governor (destination)
+  select w.destination
+    from wanted w
    where not exists (select from postern.governor g where g.destination = w.destination)
    order by w.destination
       on conflict do nothing
@@ -19,7 +26,7 @@ with made as (
 found as materialized (
   select destination
     from postern.governor
-   where destination = any (@destinations::text[])
+   where destination = any (array(select w.destination from wanted w))
    order by destination
      for no key update skip locked
 ),

@@ -10,13 +10,29 @@ Nothing is leased where nothing is due, or all of it is locked by others, for
 whom it does not wait. The first probes of an outage get half
 the timeout; a receiver that is slow but there is not shut out for it for long.
 
+Destinations with limits are probed within them, in the transaction in which
+govern.sql holds their control rows and allow.sql has said that one more may go;
+the probe is counted like any other claim.
+
+As in claim.sql, the plan may have been made while the tables were empty: rows are
+looked up, never walked through, however many are parked behind the door.
+
 Columns as of claim.sql. Zero rows: nothing to probe, or another does.
 */
-with door as materialized (
-  select b.destination, b.generation, b.trips
-    from unnest(@destinations::text[]) as w (destination)
-    join postern.breaker b on b.destination = w.destination
-    left join postern.endpoint e on e.id = postern.endpoint_of(w.destination)
+with allowance as materialized (
+  select a.*
+    from jsonb_to_recordset(nullif(current_setting('outbox.allowed', true), '')::jsonb)
+         as a (destination text, allowed integer, place tid, version bigint, leases bigint[], epoch timestamptz, since timestamptz,
+               gathered_at timestamptz, tokens double precision, refilled_at timestamptz)
+),
+door as materialized (
+  select b.destination, case when b.trips > 1 then 1 else 2 end as patience
+    from postern.breaker b
+    left join lateral (
+           select e.status, postern.governed(e, null, null) as governed
+             from postern.endpoint e
+            where e.id = postern.endpoint_of(b.destination)
+           offset 0) e on true
    cross join lateral (
      select from postern.delivery d
       where d.status = 'pending'
@@ -27,40 +43,38 @@ with door as materialized (
       limit 1
    ) due
     left join postern.breaker g on g.destination = 'database'
-   where b.state in ('open', 'half_open')
+   where b.destination = any (@destinations::text[])
+     and b.state in ('open', 'half_open')
      and postern.passes(g)
      and (b.forced is null or b.forced_until <= now())
      and b.retry_at <= now()
      and coalesce(b.probe_until <= now(), true)
      and coalesce(b.hold_until <= now(), true)
      and coalesce(e.status, 'active') = 'active'
-     and (e.max_in_flight is null
-          or e.max_in_flight > (select count(*)
-                                  from postern.delivery d
-                                 where d.id = any ((select c.leases from postern.tally c where c.destination = b.destination order by c.destination desc, c.version desc limit 1)::bigint[])
-                                   and d.leased_until >= now()))
+     and (e.governed is not true
+          or exists (select from allowance a where a.destination = b.destination and a.allowed > 0))
    limit @quota
      for update of b skip locked
 ),
 due as materialized (
-  select door.destination, door.trips, picked.id, picked.lapsed
+  select picked.id, picked.lapsed, door.patience
     from door
    cross join lateral (
      select d.id, d.leased_until is not null as lapsed
-       from (
-         select h.id, h.attempts, h.next_attempt_at
-           from postern.delivery h
-          where h.status = 'pending'
-            and h.destination = door.destination
-            and h.next_attempt_at <= now()
-            and (h.leased_until is null or h.leased_until < now())
-          order by h.destination, h.next_attempt_at, h.id
-          limit 100
-       ) head
-       join postern.delivery d on d.id = head.id
-      order by head.attempts, head.next_attempt_at, head.id
+       from postern.delivery d
+      where d.id = any (array(
+              select h.id
+                from postern.delivery h
+               where h.status = 'pending'
+                 and h.destination = door.destination
+                 and h.next_attempt_at <= now()
+                 and (h.leased_until is null or h.leased_until < now())
+               order by h.destination, h.next_attempt_at, h.id
+               limit 100))
+        and case d.status when 'pending' then coalesce(d.leased_until < now(), true) end
+      order by d.attempts, d.next_attempt_at, d.id
       limit 1
-        for update of d skip locked
+        for update skip locked
    ) picked
 ),
 claimed as (
@@ -69,14 +83,21 @@ claimed as (
          claimed_by   = @dispatcher,
          leased_until = now() + @margin::interval
                         + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval)
-                        / case when due.trips > 1 then 1 else 2 end,
+                        / (select due.patience from due where due.id = d.id),
          attempts     = d.attempts + 1
-    from due
-   where d.id = due.id
-     and d.id = any (array(select due.id from due))
-     and d.status = 'pending'
-     and (d.leased_until is null or d.leased_until < now())
-  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.leased_until, due.trips, due.lapsed
+   where d.id = any (array(select due.id from due))
+  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.leased_until
+),
+charged as (
+  insert into postern.tally (destination, version, leases, epoch, since, gathered_at, tokens, refilled_at)
+  select a.destination, a.version + 1, a.leases || c.id, a.epoch, a.since, a.gathered_at, a.tokens - 1,
+         greatest(now(), least(a.refilled_at, now() + interval '1 s'))
+    from allowance a
+    join claimed c on c.destination = a.destination
+),
+outdated as (
+  delete from postern.tally c
+   where c.ctid = any (array(select a.place from allowance a where a.destination in (select destination from claimed)))
 ),
 leased as (
   update postern.breaker b
@@ -85,7 +106,8 @@ leased as (
          probe_by    = @dispatcher,
          probe_until = c.leased_until
     from claimed c
-   where b.destination = c.destination
+   where b.destination = any (array(select claimed.destination from claimed))
+     and b.destination = c.destination
   returning b.destination, b.generation
 )
 select c.id,
@@ -95,7 +117,7 @@ select c.id,
        c.destination,
        c.next_attempt_at,
        c.attempts,
-       c.lapsed,
+       due.lapsed,
        l.generation,
        o.message_id,
        o.created_at,
@@ -113,11 +135,12 @@ select c.id,
        e.secret,
        case when e.previous_until > now() then e.previous_secret end as previous_secret,
        e.headers as endpoint_headers,
-       coalesce(e.timeout, @timeout::interval) / case when c.trips > 1 then 1 else 2 end as timeout,
+       coalesce(e.timeout, @timeout::interval) / due.patience as timeout,
        e.backoff_base,
        e.backoff_cap,
        e.permanent_codes
   from claimed c
+  join due on due.id = c.id
   join leased l on l.destination = c.destination
   left join lateral (select * from postern.outbox o where o.id = c.outbox_id offset 0) o on true
   left join lateral (select * from postern.endpoint e where e.id = c.endpoint_id offset 0) e on true

@@ -27,7 +27,7 @@ with total as materialized (
                             where d.state = 'running'
                               and d.heartbeat_at > now() - interval '15 s') as complete
     from postern.evidence e
-    left join postern.breaker b on b.destination = e.destination
+    left join lateral (select * from postern.breaker b where b.destination = e.destination offset 0) b on true
    where e.destination = any (@destinations::text[])
      and e.as_of > now() - interval '15 s'
      and e.generation = coalesce(b.generation, 0)
