@@ -6,6 +6,7 @@ drop function postern.sample_backlog(integer, interval), postern.estimate_backlo
   postern.outbox_id_since(timestamptz), postern.sample_throughput();
 drop table postern.retention;
 drop procedure postern.replay_batches(text, integer, interval);
+drop function postern.look_up_by_key();
 drop function postern.pause(text, text), postern.resume(text),
   postern.replay(text, text), postern.cancel(text, text, text), postern.hold(text, text, text),
   postern.release(text, text), postern.reschedule(text, timestamptz, text);

@@ -532,31 +532,70 @@ comment on function postern.reschedule(text, timestamptz, text) is
 /* Large replays. Each batch is committed, so that stopping (Ctrl-C) keeps what
 has been done and calling again goes on; and the next one waits until the
 destinations of the last have caught up, so that live traffic never queues
-behind more than a batch. */
+behind more than a batch.
+
+The key is walked in windows, wider while looking is quick: a condition on a
+column that is not in the key would otherwise read all messages for each batch.
+Within a window everything is looked up by key, whatever the planner believes
+of the condition. */
+
+create function postern.look_up_by_key() returns void
+language sql
+as $$
+  select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit']) as name
+$$;
+
+comment on function postern.look_up_by_key() is
+  'Lets the rest of this transaction find rows by key alone. Used by postern.replay_batches.';
+revoke execute on function postern.look_up_by_key() from public;
 
 create procedure postern.replay_batches(predicate text, batch integer default 500, patience interval default '1 minute')
 language plpgsql
 as $$
 declare
   ids bigint[];
-  after bigint := -1;
+  after bigint;
+  last bigint;
+  width bigint := 1000;
   n bigint;
   total bigint := 0;
   began timestamptz;
 begin
-  loop
-    execute format('select array_agg(outbox_id) from (select distinct outbox_id from postern.message
-                     where (%s) and outbox_id > $1 order by outbox_id limit $2) x', predicate)
-       into ids using after, batch;
-    exit when ids is null;
+  if batch is null or batch < 1 then
+    raise exception 'a batch has at least one message' using errcode = 'invalid_parameter_value';
+  end if;
+  perform postern.look_up_by_key();
+  after := (select least((select min(o.id) from postern.outbox o), (select min(d.outbox_id) from postern.delivery d)) - 1);
+  last := (select greatest((select max(o.id) from postern.outbox o), (select max(d.outbox_id) from postern.delivery d)));
+  while after < last loop
+    began := clock_timestamp();
+    perform postern.look_up_by_key();
+    execute format('select array_agg(outbox_id order by outbox_id) from (select distinct outbox_id from postern.message
+                     where (%s) and outbox_id > $1 and outbox_id <= $2 order by outbox_id limit $3) x', predicate)
+       into ids using after, after + width, batch;
+    if cardinality(ids) = batch then
+      width := least(width, 2 * (ids[batch] - after));
+      after := ids[batch];
+    else
+      after := (select least((select min(o.id) from postern.outbox o where o.id > after + width),
+                             (select min(d.outbox_id) from postern.delivery d where d.outbox_id > after + width)) - 1);
+      after := coalesce(after, last);
+    end if;
+    width := case when clock_timestamp() > began + interval '200 ms' then greatest(width / 2, 100)
+                  when clock_timestamp() < began + interval '50 ms' then least(width * 2, 100000)
+                  else width end;
+    if ids is null then
+      commit;
+      continue;
+    end if;
     execute format('update postern.message set status = ''pending'' where (%s) and outbox_id = any ($1)', predicate)
       using ids;
     get diagnostics n = row_count;
     commit;
     total := total + n;
-    after := (select max(id) from unnest(ids) as id);
-    raise notice '% replayed, up to message %', total, after;
+    raise notice '% replayed, up to message %', total, ids[cardinality(ids)];
     began := clock_timestamp();
+    perform postern.look_up_by_key();
     while clock_timestamp() < began + patience and exists (
             select from unnest(ids) as x (id)
               join postern.delivery d on d.outbox_id = x.id
@@ -564,6 +603,7 @@ begin
     loop
       perform pg_sleep(0.2);
       commit;
+      perform postern.look_up_by_key();
     end loop;
   end loop;
 end

@@ -829,6 +829,14 @@ $_$;
 
 COMMENT ON FUNCTION postern.hold(message_id text, destination text, reason text) IS 'Holds a pending message until it is released.';
 
+CREATE FUNCTION postern.look_up_by_key() RETURNS void
+    LANGUAGE sql
+    AS $$
+  select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit']) as name
+$$;
+
+COMMENT ON FUNCTION postern.look_up_by_key() IS 'Lets the rest of this transaction find rows by key alone. Used by postern.replay_batches.';
+
 CREATE FUNCTION postern.next_turn() RETURNS timestamp with time zone
     LANGUAGE plpgsql
     AS $$
@@ -1035,24 +1043,48 @@ CREATE PROCEDURE postern.replay_batches(IN predicate text, IN batch integer DEFA
     AS $_$
 declare
   ids bigint[];
-  after bigint := -1;
+  after bigint;
+  last bigint;
+  width bigint := 1000;
   n bigint;
   total bigint := 0;
   began timestamptz;
 begin
-  loop
-    execute format('select array_agg(outbox_id) from (select distinct outbox_id from postern.message
-                     where (%s) and outbox_id > $1 order by outbox_id limit $2) x', predicate)
-       into ids using after, batch;
-    exit when ids is null;
+  if batch is null or batch < 1 then
+    raise exception 'a batch has at least one message' using errcode = 'invalid_parameter_value';
+  end if;
+  perform postern.look_up_by_key();
+  after := (select least((select min(o.id) from postern.outbox o), (select min(d.outbox_id) from postern.delivery d)) - 1);
+  last := (select greatest((select max(o.id) from postern.outbox o), (select max(d.outbox_id) from postern.delivery d)));
+  while after < last loop
+    began := clock_timestamp();
+    perform postern.look_up_by_key();
+    execute format('select array_agg(outbox_id order by outbox_id) from (select distinct outbox_id from postern.message
+                     where (%s) and outbox_id > $1 and outbox_id <= $2 order by outbox_id limit $3) x', predicate)
+       into ids using after, after + width, batch;
+    if cardinality(ids) = batch then
+      width := least(width, 2 * (ids[batch] - after));
+      after := ids[batch];
+    else
+      after := (select least((select min(o.id) from postern.outbox o where o.id > after + width),
+                             (select min(d.outbox_id) from postern.delivery d where d.outbox_id > after + width)) - 1);
+      after := coalesce(after, last);
+    end if;
+    width := case when clock_timestamp() > began + interval '200 ms' then greatest(width / 2, 100)
+                  when clock_timestamp() < began + interval '50 ms' then least(width * 2, 100000)
+                  else width end;
+    if ids is null then
+      commit;
+      continue;
+    end if;
     execute format('update postern.message set status = ''pending'' where (%s) and outbox_id = any ($1)', predicate)
       using ids;
     get diagnostics n = row_count;
     commit;
     total := total + n;
-    after := (select max(id) from unnest(ids) as id);
-    raise notice '% replayed, up to message %', total, after;
+    raise notice '% replayed, up to message %', total, ids[cardinality(ids)];
     began := clock_timestamp();
+    perform postern.look_up_by_key();
     while clock_timestamp() < began + patience and exists (
             select from unnest(ids) as x (id)
               join postern.delivery d on d.outbox_id = x.id
@@ -1060,6 +1092,7 @@ begin
     loop
       perform pg_sleep(0.2);
       commit;
+      perform postern.look_up_by_key();
     end loop;
   end loop;
 end
@@ -2209,6 +2242,8 @@ REVOKE ALL ON FUNCTION postern.estimate_backlog(destination text, comparison tex
 REVOKE ALL ON FUNCTION postern.fan_out() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.look_up_by_key() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
 

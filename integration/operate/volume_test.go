@@ -75,6 +75,42 @@ func TestNothingScansRegularly(t *testing.T) {
 	}
 }
 
+// A replay in batches reads no large table whole for each of them, whatever it
+// asks for.
+func TestReplayBatchesScanNothing(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	settle(t, db, write(t, db, 20_000, "https://example.com/"), "delivered")
+	ended := write(t, db, 200, "https://example.com/")
+	settle(t, db, ended, "delivered")
+	age(t, db, ended, "2 days")
+	for _, table := range []string{"outbox", "attempt", "delivery"} {
+		db.Exec(`alter table postern.` + table + ` set (autovacuum_enabled = off)`)
+		db.Exec(`vacuum analyze postern.` + table)
+	}
+	counted := func() map[string]int64 {
+		db.Pool.Reset()
+		pgtest.Eventually(t, time.Minute, "the counts of other sessions", func() bool {
+			return pgtest.Scan[int](t, db, `select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()`) == 0
+		})
+		return scans(t, db)
+	}
+	before := counted()
+	conn := db.Connect()
+	mustExec(t, conn, `call postern.replay_batches($$status = 'delivered' and created_at < now() - interval '1 day'$$, 50, '0')`)
+	if err := conn.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for table, n := range counted() {
+		if n != before[table] {
+			t.Errorf("%s was read whole %d times", table, n-before[table])
+		}
+	}
+	if n := pgtest.Scan[int](t, db, `select count(*) from postern.message where status = 'pending'`); n != 200 {
+		t.Errorf("replayed %d, want 200", n)
+	}
+}
+
 // The dispatcher's log names who holds back vacuum.
 func TestHeldSnapshotIsNamed(t *testing.T) {
 	t.Parallel()
