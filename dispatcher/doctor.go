@@ -190,13 +190,16 @@ func examineSchema(ctx context.Context, conn *pgx.Conn, schema string) ([]Findin
 type FindingsError int
 
 func (n FindingsError) Error() string {
-	return fmt.Sprintf("%d of the findings keep messages from being delivered", int(n))
+	if n == 1 {
+		return "one finding keeps messages from being delivered"
+	}
+	return fmt.Sprintf("%d findings keep messages from being delivered", int(n))
 }
 
 // Summary turns findings into text for people.
 func Summary(found []Finding) string {
 	if len(found) == 0 {
-		return "nothing found\n"
+		return "no trouble found\n"
 	}
 	var b strings.Builder
 	for _, f := range found {

@@ -188,6 +188,7 @@ select format('  %s s  %s', to_char(extract(epoch from j.at - o.started), '9990.
   from postern.journal j
  cross join (select min(created_at) as started from shop.orders) o
  where j.subject = $1
+   and j.change <> 'added'
  order by j.id`), r.destination)
 	if err != nil {
 		return err

@@ -3,7 +3,10 @@ package operate
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +43,7 @@ func TestDoctorOfAHealthyDatabase(t *testing.T) {
 	config := fleet.Config(t, db)
 	finds(t, config, "warning", "no dispatcher has been heard of", "postern run")
 	fleet.Start(t, config)
-	pgtest.Eventually(t, time.Minute, "nothing to say", func() bool { return examine(t, config) == "nothing found\n" })
+	pgtest.Eventually(t, time.Minute, "nothing to say", func() bool { return examine(t, config) == "no trouble found\n" })
 }
 
 // Each thing that the doctor is to find, made and found.
@@ -168,11 +171,39 @@ func TestStatusCommand(t *testing.T) {
 	cmd.Env = fleet.Environment(db)
 	out, err = cmd.Output()
 	var parsed struct {
-		Overall  struct{ Later int }
-		Backlog  []struct{ Destination string }
-		Breakers []struct{ Reason string }
+		Overall                        map[string]any
+		Backlog, Breakers, Dispatchers []map[string]any
 	}
-	if jsonErr := json.Unmarshal(out, &parsed); jsonErr != nil || err != nil || parsed.Overall.Later != 12 || len(parsed.Breakers) != 1 {
-		t.Errorf("%v %v: %s", err, jsonErr, out)
+	if jsonErr := json.Unmarshal(out, &parsed); jsonErr != nil || err != nil || len(parsed.Backlog) == 0 || len(parsed.Breakers) != 1 || len(parsed.Dispatchers) != 1 {
+		t.Fatalf("%v %v: %s", err, jsonErr, out)
+	}
+	if later, forced := parsed.Overall["later"], parsed.Breakers[0]["forced"]; later != 12.0 || forced != false {
+		t.Errorf("later is %v and forced is %v", later, forced)
+	}
+	// The chapter for operators names what scripts may rely on.
+	page, err := os.ReadFile("../../docs/operating.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for part, object := range map[string]map[string]any{
+		"overall": parsed.Overall, "backlog": parsed.Backlog[0], "breakers": parsed.Breakers[0], "dispatchers": parsed.Dispatchers[0],
+	} {
+		names := slices.Sorted(maps.Keys(object))
+		line := fmt.Sprintf("| `%s` | `%s` |", part, strings.Join(names, "`, `"))
+		if !strings.Contains(string(page), line) {
+			t.Errorf("docs/operating.md does not have\n%s", line)
+		}
+	}
+}
+
+// What is wrong with the schema is said in words, not by what it breaks.
+func TestStatusWithoutASchema(t *testing.T) {
+	t.Parallel()
+	db := pgtest.EmptyDB(t)
+	cmd := exec.Command(fleet.Binary(t), "status")
+	cmd.Env = fleet.Environment(db)
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "postern migrate up") {
+		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -2,9 +2,6 @@ package operate
 
 import (
 	"context"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,32 +10,13 @@ import (
 	"postern/migrations"
 )
 
-// back undoes the latest migrations, as if this program's predecessor had made
-// the schema.
-func back(t testing.TB, db *pgtest.Database, version int) {
-	t.Helper()
-	downs, err := filepath.Glob("../../migrations/0*.down.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	slices.Sort(downs)
-	for _, name := range slices.Backward(downs[version:]) {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		db.Exec(string(text))
-	}
-	db.Exec(`update postern.schema_migrations set version = $1`, version)
-}
-
 // A migration that wants the outbox waits for whoever uses it, and inserts
 // would queue behind it for as long: so it waits shortly, steps aside, and
 // comes again, until the other has ended.
 func TestInsertsPassAWaitingMigration(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
-	back(t, db, 3) // the next one changes a default of the outbox
+	db.MigrateBack(3) // the next one changes a default of the outbox
 	long := db.Connect()
 	mustExec(t, long, `begin`)
 	mustExec(t, long, `select from postern.outbox`)
@@ -71,7 +49,7 @@ func TestInsertsPassAWaitingMigration(t *testing.T) {
 func TestMigrationThatNeverGetsItsLock(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
-	back(t, db, 3)
+	db.MigrateBack(3)
 	long := db.Connect()
 	mustExec(t, long, `begin`)
 	mustExec(t, long, `select from postern.outbox`)

@@ -5,7 +5,6 @@ package soak
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -148,13 +147,7 @@ select $1::int * 100000 + i, 'https://host-' || i % 1000 || '.example', 1, now()
 		config := fleet.Config(t, db)
 		var url string
 		if scraped {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			config.HTTPAddr = l.Addr().String()
-			_ = l.Close()
-			url = "http://" + config.HTTPAddr + "/metrics"
+			url = served(t, &config)
 		}
 		d := fleet.Start(t, config)
 		defer func() { _ = d.Stop() }()
