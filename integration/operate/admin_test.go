@@ -67,6 +67,9 @@ func TestRunbook(t *testing.T) {
 	}{
 		{"waiting.sql", nil, []string{"usage"}},
 		{"waiting.sql", []string{"message=" + refused}, []string{"pending", "backoff", "404", "running"}},
+		{"waiting.sql", []string{"message=msg_unknown"}, []string{"no message has this id"}},
+		{"answers.sql", []string{"message=msg_unknown"}, []string{"no message has this id"}},
+		{"drain_endpoint.sql", []string{"endpoint=99"}, []string{"there is no such endpoint"}},
 		{"answers.sql", []string{"message=" + refused}, []string{"404", "no such order", "retry"}},
 		{"blocking.sql", nil, []string{"SELECT", "idle in transaction", "transactionid"}},
 		{"dead_letters.sql", nil, []string{"https://dead.example", "it failed", "5"}},

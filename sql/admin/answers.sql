@@ -10,6 +10,13 @@ the answers.
   \quit
 \endif
 
+select not exists (select from postern.outbox where message_id = :'message') as unknown
+\gset
+\if :unknown
+  \warn 'no message has this id: it is mistyped, its transaction has not committed, or retention has removed it'
+  \quit
+\endif
+
 select a.started_at, a.destination, a.number, a.outcome, a.status, a.class, a.error,
        a.duration_ms, a.delivery_id as incarnation, a.dispatcher, a.response
   from postern.outbox o

@@ -9,5 +9,6 @@ breaker opens again by itself.
   \warn 'usage: psql -v destination=<origin or ep_id> -f close_breaker.sql'
   \quit
 \endif
-select postern.close_breaker(:'destination');
+select postern.close_breaker(:'destination') as closed
+\gset
 select destination, state, forced, reason from postern.breaker_status where destination = :'destination';

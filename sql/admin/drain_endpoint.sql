@@ -13,15 +13,16 @@ gives them up.
   \warn 'usage: psql -v endpoint=<id> -f drain_endpoint.sql'
   \quit
 \endif
-select status = 'active' as active from postern.endpoint where id = :endpoint
+select count(*) = 0 as unknown, coalesce(bool_or(status = 'active'), false) as active
+  from postern.endpoint where id = :endpoint
 \gset
-\if :{?active}
-\else
+\if :unknown
   \warn 'there is no such endpoint'
   \quit
 \endif
 \if :active
-  select postern.pause('ep_' || :endpoint, 'drained by an operator');
+  select postern.pause('ep_' || :endpoint, 'drained by an operator') as paused
+  \gset
 \endif
 
 select e.id, e.status, e.reason, e.status_since,

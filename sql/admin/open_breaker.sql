@@ -15,8 +15,10 @@ until close_breaker.sql, or for so long.
   \set reason 'by an operator'
 \endif
 \if :{?for}
-  select postern.open_breaker(:'destination', :'reason', :'for'::interval);
+  select postern.open_breaker(:'destination', :'reason', :'for'::interval) as opened
+  \gset
 \else
-  select postern.open_breaker(:'destination', :'reason');
+  select postern.open_breaker(:'destination', :'reason') as opened
+  \gset
 \endif
 select destination, state, forced, forced_until, reason from postern.breaker_status where destination = :'destination';

@@ -31,6 +31,8 @@ select postern.outbox_id_since(:'day'::date - interval '1 hour') as first,
        postern.outbox_id_since(:'day'::date + interval '25 hours') as beyond
 \gset
 
+\set quiet_before :QUIET
+\set QUIET on
 begin;
 -- The planner would rather read the outbox whole than look up that many.
 set local enable_seqscan = off;
@@ -53,6 +55,7 @@ select destination, count(*) as messages,
  order by 2 desc
  limit 50;
 commit;
+\set QUIET :quiet_before
 
 \if :{?go}
   select format('status = %L and outbox_id >= %s and outbox_id < %s and created_at >= %L::timestamptz and created_at < %L::timestamptz and (delivered_at is null or delivered_at < %L::timestamptz)',

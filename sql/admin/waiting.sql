@@ -9,6 +9,13 @@ Why is this message waiting?
   \quit
 \endif
 
+select not exists (select from postern.outbox where message_id = :'message') as unknown
+\gset
+\if :unknown
+  \warn 'no message has this id: it is mistyped, its transaction has not committed, or retention has removed it'
+  \quit
+\endif
+
 \echo 'What becomes of it, by destination:'
 select destination, status, reason, waits_for, attempts, next_attempt_at,
        next_attempt_at - now() as due_in, last_status, last_error, delivered_at, created_at
