@@ -271,7 +271,7 @@ func (d *Dispatcher) recorded(batch []ended) {
 			continue
 		}
 		line.Str("outcome", o.verdict.String()).
-			Str("message", deref(o.c.MessageID)).
+			Str("message_id", deref(o.c.MessageID)).
 			Str("type", deref(o.c.EventType)).
 			Str("destination", o.c.Destination).
 			Int64("delivery", o.c.ID).

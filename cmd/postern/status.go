@@ -99,10 +99,11 @@ func short(key string, limit int) func(line) string {
 
 func age(key string) func(line) string { return func(l line) string { return duration(l[key]) } }
 
-// counted marks an estimate.
+// counted marks an estimate: of a destination, what is above a thousand.
 func counted(key string) func(line) string {
 	return func(l line) string {
-		if exact, _ := l["counted"].(bool); !exact && l[key] != nil {
+		exact, _ := l["counted"].(bool)
+		if n, _ := l[key].(float64); !exact && n > 1000 {
 			return "~" + cell(l[key])
 		}
 		return cell(l[key])

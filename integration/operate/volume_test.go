@@ -2,6 +2,7 @@ package operate
 
 import (
 	"bytes"
+	"encoding/json"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"postern/dispatcher"
 	"postern/integration/fleet"
 	"postern/integration/pgtest"
+	"postern/integration/receiver"
 )
 
 // scans are how often the large tables were read whole.
@@ -145,4 +147,37 @@ func (l *lockedBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// Every line of the log is an object whose names are its own: where one comes
+// twice, readers keep either value and lose the other.
+func TestLogNamesAreUnique(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.ByPath(map[string]receiver.Script{"/gone": receiver.Status(410), "/fails": receiver.Status(500)}, receiver.Status(200)))
+	ids := []string{write(t, db, 1, rcv.URL+"/")[0], write(t, db, 1, rcv.URL+"/gone")[0], write(t, db, 1, rcv.URL+"/fails")[0]}
+	var log lockedBuffer
+	config := fleet.Config(t, db)
+	config.Log = zerolog.New(&log).With().Timestamp().Logger()
+	fleet.Start(t, config)
+	for _, id := range ids {
+		pgtest.Eventually(t, time.Minute, "an attempt is logged", func() bool { return strings.Contains(log.String(), `"message_id":"`+id) })
+	}
+	for line := range strings.Lines(log.String()) {
+		seen := map[string]bool{}
+		in := json.NewDecoder(strings.NewReader(line))
+		for i := 0; ; i++ {
+			token, err := in.Token()
+			if err != nil {
+				break
+			}
+			// The objects are flat: { name value name value }
+			if name, ok := token.(string); ok && i%2 == 1 {
+				if seen[name] {
+					t.Errorf("%q twice in %s", name, line)
+				}
+				seen[name] = true
+			}
+		}
+	}
 }
