@@ -200,7 +200,13 @@ func TestStopTheFleet(t *testing.T) {
 	rcv.Wait(1, time.Minute)
 	db.Exec(`select postern.open_breaker('database', 'moving house')`)
 	insertMany(db, rcv.URL, 50)
-	time.Sleep(2500 * time.Millisecond) // two polls and a half in which something could happen
+	// Each reports before it beats again, and polls more often than that.
+	for range 2 {
+		now := pgtest.Scan[time.Time](t, db, `select clock_timestamp()`)
+		pgtest.Eventually(t, time.Minute, "each has beaten again", func() bool {
+			return count(t, db, `select count(*) from postern.dispatcher where heartbeat_at > $1`, now) == 3
+		})
+	}
 	if n := rcv.Count(); n != 1 {
 		t.Errorf("%d requests while the fleet is stopped", n-1)
 	}

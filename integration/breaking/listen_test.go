@@ -3,6 +3,7 @@
 package breaking
 
 import (
+	"context"
 	"flag"
 	"strings"
 	"sync"
@@ -78,6 +79,28 @@ func insert(t testing.TB, db *pgtest.Database, url string) string {
 		`insert into postern.outbox (event_type, payload, target_url) values ('order.created', '{}', $1) returning message_id`, url)
 }
 
+// wakeUps has so many inserts notify a dispatcher that waits, each when nobody
+// is about to look anyway, and waits until they are delivered.
+func wakeUps(t testing.TB, db *pgtest.Database, rcv *receiver.Receiver, n int) {
+	t.Helper()
+	listening := db.Connect()
+	if _, err := listening.Exec(t.Context(), `listen "postern.wake"`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for n := range n {
+		pgtest.Eventually(t, time.Minute, "it wants to be woken", func() bool {
+			return count(t, db, `select count(*) from postern.wake_after where last_value <= extract(epoch from clock_timestamp()) * 1000000`) == 1
+		})
+		insert(t, db, rcv.URL)
+		if _, err := listening.WaitForNotification(ctx); err != nil {
+			t.Fatalf("an insert that should notify: %v", err)
+		}
+		rcv.Wait(n+1, 20*time.Second)
+	}
+}
+
 func TestWakeUpBeatsThePoll(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
@@ -87,11 +110,7 @@ func TestWakeUpBeatsThePoll(t *testing.T) {
 	fleet.Start(t, c)
 	pgtest.Eventually(t, time.Minute, "listening", func() bool { return pgtest.Scan[int](t, db, listeners) == 1 })
 	// The first wakes it out of the short waits that follow the start.
-	for n := 1; n <= 5; n++ {
-		time.Sleep(300 * time.Millisecond) // idle, so that only a notification is quick
-		insert(t, db, rcv.URL)
-		rcv.Wait(n, 20*time.Second)
-	}
+	wakeUps(t, db, rcv, 5)
 }
 
 func TestListenerIsReplaced(t *testing.T) {
@@ -193,11 +212,7 @@ func TestListenURLGoesRoundThePooler(t *testing.T) {
 	c.DatabaseURL, c.ListenURL = pgtest.PgBouncer(t, db), db.URL
 	fleet.Start(t, c)
 	pgtest.Eventually(t, time.Minute, "listening", func() bool { return pgtest.Scan[int](t, db, listeners) == 1 })
-	for n := 1; n <= 3; n++ {
-		time.Sleep(300 * time.Millisecond) // idle, so that only a notification is quick
-		insert(t, db, rcv.URL)
-		rcv.Wait(n, 20*time.Second)
-	}
+	wakeUps(t, db, rcv, 3)
 	if n := said.count(`"level":"warn"`); n != 0 {
 		t.Errorf("%d warnings:\n%s", n, said)
 	}
