@@ -97,7 +97,7 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 }
 
 func recordArgs(newest int64, n int) pgx.NamedArgs {
-	args := pgx.NamedArgs{"dispatcher": int64(1), "disable_after": 120 * time.Hour}
+	args := pgx.NamedArgs{"dispatcher": int64(1), "disable_after": 120 * time.Hour, "again": true}
 	ids, numbers, floats, small, texts, verdicts, sent := make([]int64, n), make([]int32, n), make([]float64, n), make([]int32, n), make([]string, n), make([]string, n), make([]bool, n)
 	for i := range n {
 		ids[i] = newest - int64(n-i)
@@ -266,9 +266,38 @@ func prepareAndRun(t testing.TB, conn *pgx.Conn, verb string, named pgx.NamedArg
 	return again
 }
 
+// A claim starts at its floor: dead entries before it, which vacuum cannot free
+// while some transaction keeps its snapshot, are not even read.
+func TestClaimStartsAtItsFloor(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	conn := db.Connect()
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(t.Context(), settings, pgx.NamedArgs{"local": false}); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(`alter table postern.delivery set (autovacuum_enabled = off)`)
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url)
+		select 'a', '1', '` + ninety + `/' from generate_series(1, 60000)`)
+	db.Exec(`update postern.delivery set next_attempt_at = date_trunc('second', now()) - interval '1 minute'`)
+	last := pgtest.Scan[int64](t, db, `select max(id) - 50 from postern.delivery`)
+	at := pgtest.Scan[time.Time](t, db, `select max(next_attempt_at) from postern.delivery`)
+	db.Exec(`delete from postern.delivery where id <= $1`, last)
+	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+		pages, rows := explain(t, conn, "claim", mode, pgx.NamedArgs{
+			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{at}, "floors_id": []int64{last},
+			"governed": false, "ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100})
+		if pages > 200 || rows != 10 {
+			t.Errorf("%s: %d pages and %d rows, want at most 200 and 10", mode, pages, rows)
+		}
+	}
+}
+
 // literal writes an argument as SQL.
 func literal(arg any) string {
 	switch v := arg.(type) {
+	case bool:
+		return strconv.FormatBool(v)
 	case int:
 		return strconv.Itoa(v)
 	case int64:

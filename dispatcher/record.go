@@ -70,7 +70,7 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 	slices.SortFunc(batch, func(a, b ended) int { return cmp.Compare(a.c.ID, b.c.ID) })
 	behind := false
 	for try := 1; len(batch) > 0; try++ {
-		err := d.writeOnce(ctx, batch)
+		err := d.writeOnce(ctx, batch, try > 1)
 		if err == nil {
 			d.recorded(batch)
 			return
@@ -165,7 +165,9 @@ func refused(err error) bool {
 	return code != "" && code != readOnly && code != uniqueViolation && !passes(err)
 }
 
-func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) error {
+// writeOnce tries to record a batch. Again says that an earlier try may have
+// written it, although its end was never heard of.
+func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) error {
 	n := len(batch)
 	var (
 		deliveries, claims, outboxes      = make([]int64, n), make([]int64, n), make([]int64, n)
@@ -198,7 +200,7 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) error {
 		"numbers": numbers, "ages_ms": ages, "durations_ms": durations,
 		"statuses": statuses, "classes": classes, "errors": errs, "responses": responses,
 		"reasons": reasons, "delays_ms": delays, "endpoint_generations": generations,
-		"dispatcher": d.id, "disable_after": interval(d.cfg.DisableAfter),
+		"again": again, "dispatcher": d.id, "disable_after": interval(d.cfg.DisableAfter),
 	}, pgx.RowToStructByName[recordedRow])
 	if err != nil {
 		d.metrics.failed("record")
@@ -225,8 +227,8 @@ func notOurs(batch []ended, rows []recordedRow) (n int) {
 	return n
 }
 
-// recordedRow is one row of record.sql: a delivery that was still ours, or an
-// endpoint that was disabled.
+// recordedRow is one row of record.sql: a delivery that was not delivered and
+// was still ours, or an endpoint that was disabled.
 type recordedRow struct {
 	DeliveryID *int64
 	EndpointID *int64

@@ -7,9 +7,11 @@ said what came of it.
 
 @floors_at and @floors_id say where live rows of the destination began when
 last seen, so that dead index entries before them, which vacuum cannot free
-while some transaction keeps its snapshot, are not stepped over again. Where
-that was just now, half a second more is looked at, for transactions that commit
-in another order than they began in.
+while some transaction keeps its snapshot, are not stepped over again. (Beside an
+equality with the destination the floor would only be a filter: the scan would
+begin at the destination's first entry.) Where that was just now, half a second
+more is looked at, for transactions that commit in another order than they began
+in.
 
 While the database's own breaker is open nobody claims but the one that tries
 whether it can be closed. Other doors are checked once more, since the list of
@@ -64,9 +66,8 @@ due as materialized (
      select d.id, d.leased_until is not null as lapsed
        from postern.delivery d
       where d.status = 'pending'
-        and d.destination = w.destination
         and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
-        and d.next_attempt_at <= now()
+        and (d.destination, d.next_attempt_at) <= (w.destination, now())
         and (d.leased_until is null or d.leased_until < now())
       order by d.destination, d.next_attempt_at, d.id
       limit w.quota

@@ -1,22 +1,24 @@
 /*
 Writes what came of many deliveries, in one statement: each request on the
-wire gets its attempt row, and so does one that no connection came about for, and each delivery is deleted, rescheduled, released
-or made dead.
+wire gets its attempt row, and so does one that no connection came about for,
+and each delivery is deleted, rescheduled, released or made dead.
 
 A success finishes its delivery whoever owns it by now: the receiver has the
 message. Everything else changes only a delivery that this claim still owns. Its
 number alone would not say so: a claim does not wait for the disk, and a server
 that crashes gives out the numbers of those that it lost once more.
-Writing an outcome a second time changes nothing; while its first writing is
-still under way it fails with a unique violation (23505) and is tried again.
-(`on conflict` would cost every row a second WAL record.)
+
+An outcome may be written @again after a try whose end nobody knows: what that
+one has written stays as it is. While it is still under way, or where the second
+try did not say so, this fails with a unique violation (23505) and is tried
+again. (`on conflict` would cost every row a second WAL record.)
 
 As in claim.sql, nothing is joined that could be walked through as a whole
 instead of looked up.
 
-Rows come in order of delivery id and are locked in that order. Returns the
-deliveries that were still ours; one that is missing had been taken over,
-cancelled or deleted. Other rows tell endpoints that were disabled: by a 410 to
+Rows come in order of delivery id and are locked in that order. Of those that
+were not delivered it returns the ones that were still ours; one that is missing
+had been taken over, cancelled or deleted. Other rows tell endpoints that were disabled: by a 410 to
 a request of the generation that the endpoint still has, or because there was
 nothing but failures for @disable_after (null: never). When failing began is
 kept with the endpoint, written once then, and forgotten after a success no
@@ -47,14 +49,14 @@ logged as (
          status, outcome, destination, class, error, response
     from outcome o
    where sent
-     and (select a.claim_id
-            from postern.attempt a
-           where a.outbox_id = o.outbox_id and a.claim_id = o.claim_id) is null
+     and (not @again::boolean
+          or (select a.claim_id
+                from postern.attempt a
+               where a.outbox_id = o.outbox_id and a.claim_id = o.claim_id) is null)
 ),
 delivered as (
   delete from postern.delivery d
    where d.id = any (array(select delivery_id from outcome where outcome = 'delivered'))
-  returning d.id
 ),
 changed as (
   update postern.delivery d
@@ -86,6 +88,7 @@ heard as materialized (
          bool_or(outcome <> 'delivered' and (status is not null or class in ('dns', 'connect', 'tls', 'timeout', 'eof', 'protocol'))) as failed,
          max(endpoint_generation) filter (where status = 410) as gone
     from outcome
+   where endpoint_generation is not null
    group by destination
 ),
 judged as materialized (
@@ -115,8 +118,6 @@ disabled as (
      and e.id = any (array(select judged.id from judged))
   returning e.id, j.disable
 )
-select id as delivery_id, null::bigint as endpoint_id, null as disabled from delivered
- union all
-select id, null, null from changed
+select id as delivery_id, null::bigint as endpoint_id, null as disabled from changed
  union all
 select null, id, disable from disabled where disable is not null
