@@ -157,6 +157,67 @@ func TestRecordingFailsForAWhile(t *testing.T) {
 	}
 }
 
+// One outcome among many cannot be stored, for whatever reason. The others are,
+// and none of their requests is made again.
+func TestOneOutcomeCannotBeStored(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`
+		create function refuse() returns trigger language plpgsql as $$ begin raise exception 'never'; end $$;
+		create trigger refuse before insert on postern.attempt for each row when (new.response = 'poison') execute function refuse()`)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, gate.Then(receiver.ByID(map[string]receiver.Script{"poison": receiver.Body(200, "poison")}, receiver.Status(200))))
+	config := fleet.Config(t, db)
+	config.Batch = 100
+	config.Timeout = 30 * time.Second
+	fleet.Start(t, config)
+	for _, id := range []string{"a", "b", "poison", "c", "d"} {
+		db.Exec(`insert into postern.outbox (message_id, event_type, payload, target_url) values ($1, 'a', '1', $2)`, id, rcv.URL)
+	}
+	rcv.Wait(5, time.Minute)
+	gate.Open()
+	pgtest.Eventually(t, time.Minute, "the others are recorded", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.attempt`) == 4
+	})
+	left := pgtest.Scan[string](t, db, `select message_id from postern.delivery d join postern.outbox o on o.id = d.outbox_id`)
+	if left != "poison" || rcv.Count() != 5 {
+		t.Errorf("%s is left after %d requests", left, rcv.Count())
+	}
+	db.Exec(`drop trigger refuse on postern.attempt; update postern.delivery set leased_until = now() - interval '1 s'`)
+	settled(t, db)
+	if n := rcv.Count() - rcv.N("poison"); n != 4 {
+		t.Errorf("%d requests for the others, want 4", n)
+	}
+}
+
+// Nothing can be recorded for longer than leases last, by a process that knows
+// the outcomes of more requests than it can write at once. Before they are
+// written it claims nothing, or it would make the same requests again.
+func TestKnownOutcomesGoBeforeClaims(t *testing.T) {
+	t.Parallel()
+	const n = 50
+	db := pgtest.DB(t)
+	db.Exec(`
+		create function refuse() returns trigger language plpgsql as $$ begin raise exception sqlstate '57014'; end $$;
+		create trigger refuse before insert on postern.attempt for each statement execute function refuse()`)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, gate.Then(receiver.Status(200)))
+	config := fleet.Config(t, db)
+	config.Slots, config.Batch = 250, 5
+	config.Timeout = 30 * time.Second
+	fleet.Start(t, config)
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', '1', $1 from generate_series(1, $2::int)`, rcv.URL, n)
+	rcv.Wait(n, time.Minute)
+	gate.Open()
+	pgtest.Eventually(t, time.Minute, "all is answered", func() bool { return rcv.InFlight() == 0 })
+	db.Exec(`update postern.delivery set leased_until = now() - interval '1 s'`)
+	db.Exec(`drop trigger refuse on postern.attempt`)
+	settled(t, db)
+	if rcv.Count() != n {
+		t.Errorf("%d requests for %d messages", rcv.Count(), n)
+	}
+}
+
 // When to try next is in the row, not in the processes: six of them wait as
 // long as one.
 func TestRetryClockIsNotMultiplied(t *testing.T) {
@@ -268,6 +329,36 @@ func TestLateFailureChangesNothing(t *testing.T) {
 	})
 	if got := fate(t, db, id); got.Status != "cancelled" || got.LastStatus != nil {
 		t.Errorf("the cancelled delivery became %+v", got)
+	}
+}
+
+// A lease is ended by hand while its request is out, and the same process claims
+// the delivery again. What comes of the first request is
+// not taken for what comes of the second.
+func TestClaimedAgainByTheSameProcess(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	first, second := receiver.NewGate(), receiver.NewGate()
+	rcv := receiver.New(t, receiver.Sequence(first.Then(receiver.Status(500)), second.Then(receiver.Status(200))))
+	config := fleet.Config(t, db)
+	config.Timeout = 30 * time.Second
+	fleet.Start(t, config)
+	id := insert(t, db, rcv.URL, `{"a":1}`)
+	rcv.Wait(1, time.Minute)
+	db.Exec(`update postern.delivery set leased_until = null, claim_id = null, claimed_by = null, next_attempt_at = now()`)
+	rcv.Wait(2, time.Minute)
+	owner := pgtest.Scan[int64](t, db, `select claim_id from postern.delivery`)
+	first.Open()
+	pgtest.Eventually(t, time.Minute, "the late failure is in the log", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.attempt where outcome = 'retry'`) == 1
+	})
+	if now := pgtest.Scan[int64](t, db, `select coalesce(max(claim_id), 0) from postern.delivery`); now != owner {
+		t.Errorf("the late failure took the claim %d from its owner; it is %d", owner, now)
+	}
+	second.Open()
+	pgtest.Eventually(t, time.Minute, "it is delivered", hasStatus(t, db, id, "delivered"))
+	if n := rcv.N(id); n != 2 {
+		t.Errorf("%d requests, want 2", n)
 	}
 }
 
