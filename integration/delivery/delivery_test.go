@@ -174,18 +174,23 @@ func TestRedirectIsNotFollowed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
 	elsewhere := receiver.New(t, receiver.Status(200))
-	rcv := receiver.New(t, receiver.Status(307, "Location: "+elsewhere.URL+"/elsewhere?token=x"))
 	config := fleet.Config(t, db)
 	config.MaxAttempts = 2
 	fleet.Start(t, config)
-	id := insert(t, db, rcv.URL, `{"a":1}`)
-	pgtest.Eventually(t, time.Minute, "the message is dead", hasStatus(t, db, id, "dead"))
-	got := fate(t, db, id)
-	if elsewhere.Accepted() != 0 || *got.LastStatus != 307 || !strings.Contains(*got.LastError, "redirect") {
-		t.Errorf("%d connections elsewhere, %+v", elsewhere.Accepted(), got)
+	ids := map[int]string{}
+	for _, code := range []int{301, 302, 303, 307, 308} {
+		rcv := receiver.New(t, receiver.Status(code, "Location: "+elsewhere.URL+"/elsewhere?token=x"))
+		ids[code] = insert(t, db, rcv.URL, `{"a":1}`)
 	}
-	if strings.Contains(*got.LastError, "token") {
-		t.Errorf("the error shows the query of the Location: %s", *got.LastError)
+	for code, id := range ids {
+		pgtest.Eventually(t, time.Minute, "the message is dead", hasStatus(t, db, id, "dead"))
+		got := fate(t, db, id)
+		if *got.LastStatus != code || !strings.Contains(*got.LastError, "redirect") || strings.Contains(*got.LastError, "token") {
+			t.Errorf("%d: status %d, %s; want the redirect said, without the Location's query", code, *got.LastStatus, *got.LastError)
+		}
+	}
+	if n := elsewhere.Accepted(); n != 0 {
+		t.Errorf("%d connections elsewhere", n)
 	}
 }
 
