@@ -24,6 +24,9 @@ const (
 	// about a destination that may have to be shut.
 	reportInterval = time.Second
 	probesAtOnce   = 20
+	// doorsAtOnce is among how many shut doors those are looked for that somebody
+	// wants to go through.
+	doorsAtOnce = 1000
 	// probeResult is what writing a probe's result may take; the probe's lease
 	// ends not much later.
 	probeResult = 5 * time.Second
@@ -383,12 +386,15 @@ func (d *Dispatcher) probe(ctx, work context.Context) (int, error) {
 		return 0, nil
 	}
 	limit := min(probesAtOnce, d.destinations.free())
-	names := b.ready(now, limit)
-	if len(names) == 0 || limit == 0 {
+	if limit <= 0 {
 		return 0, nil
 	}
-	b.nextProbe = now.Add(min(time.Second, d.cfg.PollInterval))
+	names := b.ready(now)
+	if len(names) == 0 {
+		return 0, nil
+	}
 	rows, err := d.claimProbes(context.WithoutCancel(ctx), names, limit)
+	b.nextProbe = now.Add(max(min(time.Second, d.cfg.PollInterval), 20*time.Since(now)))
 	if err != nil {
 		return 0, err
 	}
@@ -426,8 +432,8 @@ func (d *Dispatcher) claimProbes(ctx context.Context, names []string, limit int)
 }
 
 // ready returns breakers that may be probed: those whose first probe has
-// succeeded before those whose time has come.
-func (b *breakers) ready(now time.Time, limit int) []string {
+// succeeded, and those whose time has come.
+func (b *breakers) ready(now time.Time) []string {
 	b.mu.Lock()
 	names := make([]string, 0, len(b.again))
 	for name := range b.again {
@@ -435,7 +441,7 @@ func (b *breakers) ready(now time.Time, limit int) []string {
 	}
 	clear(b.again)
 	b.mu.Unlock()
-	return append(names, b.known.Ready(now, max(0, limit-len(names)))...)
+	return append(names, b.known.Ready(now, max(0, doorsAtOnce-len(names)))...)
 }
 
 // probed moves the breaker by a probe's outcome. A probe that says nothing of

@@ -42,7 +42,9 @@ type vitals struct {
 	pids map[uint32]bool // of the pool's sessions
 }
 
-// track notes that a statement begins; what it returns notes how it ended.
+// track notes that a statement begins; what it returns notes how it ended. What
+// moves the breaker of a destination may wait for somebody who looks at its row,
+// which is no trouble of the database's.
 func (v *vitals) track(verb string) (ended func(error)) {
 	var running *atomic.Int32
 	switch verb {
@@ -53,6 +55,7 @@ func (v *vitals) track(verb string) (ended func(error)) {
 	default:
 		running = new(atomic.Int32)
 	}
+	ofOneRow := slices.Contains([]string{"trip", "hold", "report", "fail", "pass", "let"}, verb)
 	running.Add(1)
 	started := time.Now()
 	return func(err error) {
@@ -62,6 +65,7 @@ func (v *vitals) track(verb string) (ended func(error)) {
 		switch code := sqlstate(err); {
 		case err == nil && running == &v.claiming:
 			v.Claimed(now.Sub(started), now)
+		case code == lockNotAvailable && ofOneRow:
 		case code == lockNotAvailable, code == queryCanceled:
 			v.LockTimeout(now)
 		case !errors.Is(err, context.DeadlineExceeded):

@@ -3,8 +3,8 @@ Takes the control rows of governed destinations, making those that are missing,
 and remembers which it got for the statements that follow in its transaction:
 they see everything that earlier holders of the rows committed. One that
 another dispatcher holds is left to it, so nobody waits, except for a row that
-another is making. With @probing only endpoints with limits are governed: the
-ramp comes after the probes.
+another is making. With @probing it is endpoints with limits alone, since the ramp
+comes after the probes, and of them those that have something due.
 
 One row: the destinations that are held.
 */
@@ -12,7 +12,14 @@ with wanted as materialized (
   select distinct w.destination
     from unnest(@destinations::text[]) as w (destination)
    where not @probing::boolean
-      or (select postern.governed(e, null, null) from postern.endpoint e where e.id = postern.endpoint_of(w.destination))
+      or ((select postern.governed(e, null, null) from postern.endpoint e where e.id = postern.endpoint_of(w.destination))
+          and exists (select
+                        from postern.delivery d
+                       where d.status = 'pending'
+                         and d.destination = w.destination
+                         and d.next_attempt_at <= now()
+                         and (d.leased_until is null or d.leased_until < now())
+                      offset 0))
 ),
 made as (
   insert into postern.governor (destination)

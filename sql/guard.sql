@@ -3,7 +3,8 @@ Judges whether Postgres is in trouble, and moves the breaker that guards it:
 closed, throttled, open, one step at a time, so that the milder one gets its
 chance. Postgres is in trouble when
 
-- too many of our dispatchers, or of the database's sessions, wait for locks;
+- too many of our dispatchers, or of the database's sessions, wait for locks, but
+  for advisory ones, for which an application may wait as long as it likes;
 - statements give up waiting for a lock, or connections are not to be had;
 - outcomes pile up, so that the slots are full of deliveries that only need to
   be recorded, while far less than usual is recorded. Full slots alone mean
@@ -37,6 +38,7 @@ line as materialized (
     from pg_catalog.pg_locks l
     join pg_catalog.pg_stat_activity a on a.pid = l.pid
    where not l.granted
+     and l.locktype <> 'advisory'
      and l.waitstart <= now() - @lock_wait::interval
      and a.datname = current_database()
 ),

@@ -53,6 +53,7 @@ door as materialized (
      and coalesce(e.status, 'active') = 'active'
      and (e.governed is not true
           or exists (select from allowance a where a.destination = b.destination and a.allowed > 0))
+   order by b.state, b.retry_at -- half_open: the first probe went well, or the prober is gone
    limit @quota
      for update of b skip locked
 ),

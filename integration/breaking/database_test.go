@@ -2,6 +2,7 @@ package breaking
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -281,5 +282,60 @@ func TestNothingIsLeftOnAPoolersBackends(t *testing.T) {
 		if want := "shop, public 0 0 0 on auto"; got != want {
 			t.Errorf("left on a backend: %q, want %q", got, want)
 		}
+	}
+}
+
+// Somebody looks at a row of a breaker in a transaction that stays open. What
+// waits for that row gives up again and again, and that is no trouble of the
+// database's.
+func TestLockedBreakerIsNoTroubleOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	bad, good := receiver.New(t, receiver.Status(500)), receiver.New(t, receiver.Status(200))
+	db.Exec(`insert into postern.breaker (destination) values ($1)`, bad.URL)
+	operator := db.Connect()
+	if _, err := operator.Exec(t.Context(), `begin; select * from postern.breaker for update`); err != nil {
+		t.Fatal(err)
+	}
+	c, said := config(t, db)
+	c.MaxAttempts = 1000
+	c.Breaker = breaker.Settings{Minimum: 3, Database: breaker.DatabaseSettings{Timeouts: 3}}
+	fleet.Start(t, c)
+	insertMany(db, bad.URL, 20)
+	pgtest.Eventually(t, 2*time.Minute, "ten statements have given up", func() bool { return said.count("reporting evidence failed") >= 5 })
+	insert(t, db, good.URL)
+	good.Wait(1, time.Minute)
+	if got := pgtest.Rows[string](t, db, `select concat_ws(' ', change, reason) from postern.journal where subject = 'database'`); len(got) != 0 {
+		t.Errorf("the breaker of the database moved: %v", got)
+	}
+}
+
+// Those who wait for an advisory lock may do so for as long as the application
+// likes: to take over when its leader ends.
+func TestAdvisoryLocksAreNoTrouble(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	for range 6 {
+		conn := db.Connect()
+		waiting.Go(func() { _, _ = conn.Exec(ctx, `select pg_advisory_lock(1)`) })
+	}
+	c, _ := config(t, db)
+	c.Breaker.Database = breaker.DatabaseSettings{LockWait: 500 * time.Millisecond, Sessions: 5}
+	fleet.Start(t, c)
+	pgtest.Eventually(t, time.Minute, "five have waited for long enough", func() bool {
+		return count(t, db, `select count(*) from pg_locks where locktype = 'advisory' and waitstart < now() - interval '1 s' and database = (select oid from pg_database where datname = current_database())`) == 5
+	})
+	for range 3 { // heartbeats, each of which judges
+		now := pgtest.Scan[time.Time](t, db, `select clock_timestamp()`)
+		pgtest.Eventually(t, time.Minute, "another heartbeat", func() bool {
+			return count(t, db, `select count(*) from postern.dispatcher where heartbeat_at > $1`, now) == 1
+		})
+	}
+	if got := pgtest.Rows[string](t, db, `select concat_ws(' ', change, reason) from postern.journal`); len(got) != 0 {
+		t.Errorf("%v", got)
 	}
 }

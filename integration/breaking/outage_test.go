@@ -306,3 +306,21 @@ func TestFlappingReceiver(t *testing.T) {
 		t.Errorf("closed %d times in %s", closed, time.Since(began))
 	}
 }
+
+// An internet outage leaves thousands of breakers open whose messages have all
+// gone elsewhere. The one that has something due is found among them.
+func TestProbeFindsTheDoorThatIsWanted(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	db.Exec(`insert into postern.breaker (destination, state, opened_at, retry_at, trips)
+	         select 'https://h' || n || '.example', 'open', now(), now(), 1 from generate_series(1, 5000) n`)
+	down(db, rcv.URL, 0)
+	c, _ := config(t, db)
+	c.Breaker.Probes = 1
+	fleet.Start(t, c)
+	insert(t, db, rcv.URL)
+	began := time.Now()
+	rcv.Wait(1, 40*time.Second)
+	t.Logf("probed after %s", time.Since(began).Round(10*time.Millisecond))
+}
