@@ -144,6 +144,9 @@ func examineListen(ctx context.Context, conn *pgx.Conn, cfg Config) *Finding {
 	defer func() { _ = ear.Close(context.WithoutCancel(ctx)) }()
 	channel := sql.Channel("doctor"+strconv.FormatInt(rand.Int64(), 36), cfg.Schema)
 	if _, err := ear.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
+		if sqlstate(err) == readOnly {
+			return nil // nobody listens on a standby, and Check has said that it is one
+		}
 		return deaf
 	}
 	if _, err := conn.Exec(ctx, "select pg_notify($1, '')", channel); err != nil {
