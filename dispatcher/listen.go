@@ -220,10 +220,45 @@ func (l *listener) prepare(ctx context.Context, conn *pgx.Conn) error {
 	}
 	l.pooled.Store(pid != conn.PgConn().PID())
 	if l.pooled.Load() {
-		return nil
+		return l.tryOut(ctx, conn)
 	}
 	_, err := conn.Exec(ctx, listenSettings)
 	return err
+}
+
+// errDeaf ends a pooler's connection on which nothing is heard.
+var errDeaf = errors.New("notifications do not arrive on this connection")
+
+// tryOut finds out whether a pooler's connection hears, before it listens to
+// what others announce. A backend that is lent by transaction goes on listening
+// for whoever has it next: the application itself would get our notifications,
+// and some drivers keep them. So it is tried with a channel of its own, which
+// nobody notifies but this one time.
+func (l *listener) tryOut(ctx context.Context, conn *pgx.Conn) error {
+	channel := l.echo + ".try"
+	name := pgx.Identifier{channel}.Sanitize()
+	if _, err := conn.Exec(ctx, "listen "+name); err != nil {
+		return err
+	}
+	if _, err := query(ctx, l.db, "echo", pgx.StrictNamedArgs{"channel": channel}, pgx.RowTo[bool]); err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeout(ctx, selfTest)
+	defer cancel()
+	_, deaf := conn.WaitForNotification(wait)
+	// On a backend lent by transaction this may reach another one, which it does
+	// not harm.
+	if _, err := conn.Exec(ctx, "unlisten "+name); err != nil || deaf == nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	l.mu.Lock()
+	l.notNow = time.Now().Add(deafRetry)
+	l.mu.Unlock()
+	l.say("notifications do not arrive on this connection, as behind a pooler that lends connections by transaction; polling instead (POSTERN_LISTEN_URL may name a direct connection)", nil)
+	return errDeaf
 }
 
 // watch tests the connection whenever it has been silent for a while, and
@@ -329,7 +364,7 @@ func (l *listener) fine() {
 // failed takes the errors of pgxlisten, one for each connection that was lost
 // or could not be had.
 func (l *listener) failed(ctx context.Context, err error) {
-	if ctx.Err() != nil || errors.Is(err, context.Canceled) {
+	if ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, errDeaf) {
 		return
 	}
 	l.works.Store(false)

@@ -278,7 +278,8 @@ func TestNothingIsLeftOnAPoolersBackends(t *testing.T) {
 	}
 	for _, conn := range lent {
 		got := pgtest.Scan[string](t, conn, `select concat_ws(' ', current_setting('search_path'), current_setting('lock_timeout'),
-			current_setting('statement_timeout'), current_setting('idle_session_timeout'), current_setting('synchronous_commit'), current_setting('plan_cache_mode'))`)
+			current_setting('statement_timeout'), current_setting('idle_session_timeout'), current_setting('synchronous_commit'), current_setting('plan_cache_mode'),
+			(select string_agg(c, ' ') from pg_listening_channels() as c where c in ('postern.wake', 'postern.breaker')))`)
 		if want := "shop, public 0 0 0 on auto"; got != want {
 			t.Errorf("left on a backend: %q, want %q", got, want)
 		}
