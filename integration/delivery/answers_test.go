@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"postern/integration/fleet"
 	"postern/integration/pgtest"
 	"postern/integration/receiver"
@@ -44,6 +46,34 @@ func TestStatusCodes(t *testing.T) {
 	pgtest.Eventually(t, time.Minute, "the revived one is delivered", hasStatus(t, db, ids[404], "delivered"))
 	if n := receivers[404].N(ids[404]); n != 3 {
 		t.Errorf("%d requests with its id, want 3", n)
+	}
+}
+
+// Two hundred attempts with waits that would long have overflowed, had they been
+// doubled each time; and numbers that make no sense are refused.
+func TestTwoHundredAttempts(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(400), receiver.Keeping(receiver.Hashes)) // says nothing to the breaker
+	config := fleet.Config(t, db)
+	config.MaxAttempts = 200
+	config.BackoffBase, config.BackoffCap = time.Millisecond, 20*time.Millisecond
+	config.PollInterval = 20 * time.Millisecond
+	fleet.Start(t, config)
+	id := insert(t, db, rcv.URL, `1`)
+	rcv.Wait(200, 5*time.Minute)
+	pgtest.Eventually(t, time.Minute, "it is dead", hasStatus(t, db, id, "dead"))
+	if got := fate(t, db, id); got.Attempts != 200 || rcv.N(id) != 200 || *got.Reason != "max_attempts" {
+		t.Errorf("%d requests, %+v", rcv.N(id), got)
+	}
+	for _, statement := range []string{
+		`insert into postern.outbox (event_type, payload, target_url, max_attempts) values ('a', '1', 'https://h.example/', 0)`,
+		`update postern.delivery set attempts = -1`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), statement)
+		if pg, ok := err.(*pgconn.PgError); !ok || pg.Code != "23514" {
+			t.Errorf("%s: %v; want it refused by a check", statement, err)
+		}
 	}
 }
 

@@ -39,16 +39,20 @@ func outages(t *testing.T, lasts, soon time.Duration, modes ...cluster.Mode) {
 		rcv.Wait(rcv.Count()+100, time.Minute)
 		stops = append(stops, time.Now())
 		c.Stop(mode)
-		down, before := time.Now(), make([]int, len(proxies))
+		down, before, cpu := time.Now(), make([]int, len(proxies)), make([]time.Duration, len(proxies))
 		for i, proxy := range proxies {
 			proxy.Cut()
-			before[i] = proxy.Tried()
+			before[i], cpu[i] = proxy.Tried(), running[i].CPU()
 		}
 		pgtest.Eventually(t, time.Minute, "the outage has lasted", func() bool { return time.Since(down) > lasts })
 		for i, proxy := range proxies {
 			n := proxy.Tried() - before[i]
 			perSecond := float64(n) / time.Since(down).Seconds()
-			t.Logf("%d connections tried in %v", n, time.Since(down).Round(time.Second))
+			used := running[i].CPU() - cpu[i]
+			t.Logf("%d connections tried and %v of a processor used in %v", n, used, time.Since(down).Round(time.Second))
+			if used > time.Since(down)/10 {
+				t.Errorf("%v of a processor used in %v without a server", used, time.Since(down).Round(time.Second))
+			}
 			// The first one of each kind comes at once.
 			if n == 0 || perSecond > 2 && n > 2*int(lasts/time.Second)+3 {
 				t.Errorf("%.1f connections a second were tried during the outage, want some and at most 2", perSecond)
@@ -257,28 +261,41 @@ func TestLimitsOfTheRole(t *testing.T) {
 		db.Exec(`alter role current_user set ` + setting)
 	}
 	t.Cleanup(func() { db.Exec(`alter role current_user reset all`) })
-	rcv := receiver.New(t, receiver.Status(200))
-	config := fleet.Config(t, db)
-	config.LeaseMargin = time.Minute // no lease ends while nothing can be recorded
-	fleet.Start(t, config)
-	for range 50 {
-		insert(t, db, rcv.URL, `1`)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, receiver.Sequence(gate.Then(receiver.Status(200)), receiver.Status(200)))
+	// No lease ends while nothing can be recorded.
+	limits := []string{"POSTERN_TIMEOUT=30s", "POSTERN_LEASE=90s"}
+	running := []*fleet.Process{fleet.Spawn(t, db, limits...), fleet.Spawn(t, db, limits...)}
+	lock := func(lasts time.Duration, meanwhile func()) {
+		t.Helper()
+		conn := db.Connect()
+		if _, err := conn.Exec(t.Context(), `set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; begin; lock table postern.delivery in exclusive mode`); err != nil {
+			t.Fatal(err)
+		}
+		locked := time.Now()
+		meanwhile()
+		pgtest.Eventually(t, time.Minute, "the lock has lasted", func() bool { return time.Since(locked) > lasts })
+		if _, err := conn.Exec(t.Context(), `commit`); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close(t.Context())
 	}
-	rcv.Wait(50, time.Minute)
-	conn := db.Connect()
-	if _, err := conn.Exec(t.Context(), `set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; begin; lock table postern.delivery in exclusive mode`); err != nil {
-		t.Fatal(err)
+	insert(t, db, rcv.URL, `1`)
+	rcv.Wait(1, time.Minute)
+	lock(800*time.Millisecond, gate.Open) // longer than the role would wait, and shorter than we do
+	// Two that claim side by side, which another isolation would call a conflict.
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', '1', $1 from generate_series(1, 600)`, rcv.URL)
+	settled(t, db)
+	for _, p := range running {
+		if out := p.Output(); strings.Contains(out, `"level":"error"`) {
+			t.Errorf("a setting of the role was felt: %s", out)
+		}
 	}
-	locked := time.Now()
-	pgtest.Eventually(t, time.Minute, "the lock has lasted", func() bool { return time.Since(locked) > 3*time.Second })
-	if _, err := conn.Exec(t.Context(), `commit`); err != nil {
-		t.Fatal(err)
-	}
-	_ = conn.Close(t.Context())
+	lock(3*time.Second, func() {})
 	insert(t, db, rcv.URL, `1`)
 	settled(t, db)
-	if rcv.Count() != 51 {
-		t.Errorf("%d requests for 51 messages", rcv.Count())
+	if rcv.Count() != 602 {
+		t.Errorf("%d requests for 602 messages", rcv.Count())
 	}
 }
 

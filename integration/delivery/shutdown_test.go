@@ -26,9 +26,16 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 	p.Signal(syscall.SIGTERM)
 	pgtest.Eventually(t, time.Minute, "it drains", said(p, "draining"))
 	inFlight := gate.Waiting()
+	other := receiver.New(t, receiver.Status(200))
+	insert(t, db, other.URL, `1`)
+	drains := time.Now()
+	pgtest.Eventually(t, time.Minute, "a poll's time has passed", func() bool { return time.Since(drains) > 1500*time.Millisecond })
 	gate.Open()
 	if code := p.Wait(); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
+	}
+	if other.Count() != 0 {
+		t.Error("it claimed after the signal")
 	}
 	if rcv.Count() != inFlight {
 		t.Errorf("%d requests, but %d when the signal had come", rcv.Count(), inFlight)
@@ -39,8 +46,8 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 		N        int
 	}
 	left := pgtest.Rows[state](t, db, `select attempts, claim_id is not null as leased, count(*) as n from postern.delivery group by 1, 2`)
-	if len(left) != 1 || left[0] != (state{0, false, 100 - inFlight}) {
-		t.Errorf("left behind: %+v; want %d that nobody has touched", left, 100-inFlight)
+	if len(left) != 1 || left[0] != (state{0, false, 101 - inFlight}) {
+		t.Errorf("left behind: %+v; want %d that nobody has touched", left, 101-inFlight)
 	}
 	fleet.Spawn(t, db)
 	settled(t, db)

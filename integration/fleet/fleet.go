@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -246,6 +247,20 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Pid is the process's id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// CPU is the processor time that the process has used so far; 0 where the system
+// does not tell.
+func (p *Process) CPU() time.Duration {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid()))
+	// The second field is a name in parentheses and may contain anything.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.ParseInt(fields[11], 10, 64)
+	system, _ := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+system) * time.Second / 100 // ticks, a hundred a second
+}
 
 // Output is what the process has printed so far.
 func (p *Process) Output() string { return p.log.String() }
