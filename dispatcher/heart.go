@@ -237,7 +237,7 @@ func on[T any](ctx context.Context, db *database, conn *pgx.Conn, verb string, a
 		err = db.under(ctx, conn, heartSettings, collect(verb, args, &found, row))
 		return found, err
 	}
-	rows, err := conn.Query(ctx, db.text[verb], args)
+	rows, err := conn.Query(ctx, verb, call{db.text[verb], args})
 	if err != nil {
 		return nil, err
 	}
