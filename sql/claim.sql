@@ -31,8 +31,11 @@ The plan is kept for as long as the session lasts and may have been made while
 the tables were empty: `= any (array(…))` and `offset 0` leave it no choice but
 to look rows up, where a join could have become a walk through all of them.
 */
-with quick as materialized (
-  select set_config('synchronous_commit', 'off', true)
+with house as materialized (
+  select set_config('synchronous_commit', 'off', true),
+         coalesce((select postern.passes(g) or (g.forced is null and g.probe_by = @dispatcher and g.probe_until > now())
+                     from postern.breaker g
+                    where g.destination = 'database'), true) as open
 ),
 allowance as materialized (
   select a.*
@@ -46,17 +49,16 @@ wanted as materialized (
               else w.quota
          end as quota,
          case when w.floor_at > now() - interval '2 s' then w.floor_at - interval '500 ms' else w.floor_at end as floor_at,
-         w.floor_id,
-         coalesce(b.generation, 0) as generation
+         w.floor_id
     from unnest(@destinations::text[], @quotas::integer[], @floors_at::timestamptz[], @floors_id::bigint[])
          as w (destination, quota, floor_at, floor_id)
-   cross join quick
+   cross join house
+   cross join lateral (select postern.endpoint_of(w.destination) as endpoint_id offset 0) its
     left join postern.breaker b on b.destination = w.destination
-    left join postern.breaker g on g.destination = 'database'
-    left join postern.endpoint e on e.id = postern.endpoint_of(w.destination)
-   where postern.passes(b)
-     and (postern.passes(g) or (g.forced is null and g.probe_by = @dispatcher and g.probe_until > now()))
-     and coalesce(e.status = 'active', postern.endpoint_of(w.destination) is null)
+    left join postern.endpoint e on e.id = its.endpoint_id
+   where house.open
+     and postern.passes(b)
+     and coalesce(e.status = 'active', its.endpoint_id is null)
      and postern.governed(e, b, @ramp) = @governed
 ),
 due as materialized (
@@ -103,7 +105,7 @@ select c.id,
        c.next_attempt_at,
        c.attempts,
        c.id = any (array(select due.id from due where due.lapsed)) as lapsed,
-       w.generation,
+       coalesce(b.generation, 0) as generation,
        o.message_id,
        o.created_at,
        o.event_type,
@@ -125,7 +127,7 @@ select c.id,
        e.backoff_cap,
        e.permanent_codes
   from claimed c
-  join wanted w on w.destination = c.destination
+  left join lateral (select b.generation from postern.breaker b where b.destination = c.destination offset 0) b on true
   left join lateral (select * from postern.outbox o where o.id = c.outbox_id offset 0) o on true
   left join lateral (select * from postern.endpoint e where e.id = c.endpoint_id offset 0) e on true
  order by c.destination, c.next_attempt_at, c.id
