@@ -20,7 +20,7 @@ One more row, 'database', guards Postgres itself and has one more state:
 throttled. */
 
 create table postern.breaker (
-  destination   text primary key,
+  destination   text collate "C" primary key,
   state         text not null default 'closed',
   generation    bigint not null default 1,
   forced        text,
@@ -217,7 +217,7 @@ another generation than the breaker's, or older than a quarter of a minute, say
 nothing. */
 
 create table postern.evidence (
-  destination text not null,
+  destination text collate "C" not null,
   dispatcher  bigint not null,
   generation  bigint not null,
   successes   integer not null,

@@ -20,14 +20,14 @@ its queue when counting begins, and again until claims that had begun without
 a limit must have ended. */
 
 create table postern.governor (
-  destination text primary key
+  destination text collate "C" primary key
 );
 
 comment on table postern.governor is
   'Destinations whose claims are counted over all dispatchers; the rows are there to be locked.';
 
 create table postern.tally (
-  destination text not null,
+  destination text collate "C" not null,
   version     bigint not null,
   leases      bigint[] not null,
   epoch       timestamptz,

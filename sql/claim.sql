@@ -54,12 +54,12 @@ wanted as materialized (
          as w (destination, quota, floor_at, floor_id)
    cross join house
    cross join lateral (select postern.endpoint_of(w.destination) as endpoint_id offset 0) its
-    left join postern.breaker b on b.destination = w.destination
-    left join postern.endpoint e on e.id = its.endpoint_id
+    left join lateral (select b as breaker from postern.breaker b where b.destination = w.destination offset 0) b on true
+    left join lateral (select e as endpoint from postern.endpoint e where e.id = its.endpoint_id offset 0) e on true
    where house.open
-     and postern.passes(b)
-     and coalesce(e.status = 'active', its.endpoint_id is null)
-     and postern.governed(e, b, @ramp) = @governed
+     and postern.passes(b.breaker)
+     and coalesce((e.endpoint).status = 'active', its.endpoint_id is null)
+     and postern.governed(e.endpoint, b.breaker, @ramp) = @governed
 ),
 due as materialized (
   select picked.id, picked.lapsed
