@@ -79,7 +79,9 @@ as $$
 $$;
 
 /* Completes what a change of state needs, so that an update by hand is as good
-as one of ours: `update postern.breaker set state = 'open'` is enough. */
+as one of ours: `update postern.breaker set state = 'open'` is enough. A door that
+an operator has shut closes its breaker when he opens it, or when his time is up:
+what has gathered behind it comes back little by little too. */
 
 create function postern.complete_breaker() returns trigger
 language plpgsql set search_path = ''
@@ -93,9 +95,15 @@ begin
     if new.generation <= old.generation then
       new.generation := old.generation + 1;
     end if;
-    if new.state = 'closed' and old.state not in ('closed', 'throttled') and new.closed_at is not distinct from old.closed_at then
+    if new.state = 'closed'
+       and (old.state not in ('closed', 'throttled') or (old.forced = 'open' and new.forced is distinct from 'open'))
+       and new.closed_at is not distinct from old.closed_at
+    then
       new.closed_at := now();
     end if;
+  end if;
+  if new.state = 'closed' and new.forced = 'open' and new.forced_until > now() and isfinite(new.forced_until) then
+    new.closed_at := new.forced_until;
   end if;
   if new.state in ('open', 'half_open') then
     if tg_op = 'INSERT' or old.state in ('closed', 'throttled') then
@@ -205,7 +213,7 @@ $$;
 comment on function postern.open_breaker(text, text, interval) is
   'Stops sending to a destination, for so long or until it is closed: select postern.open_breaker(''https://example.com'', ''maintenance'', ''2 hours'').';
 comment on function postern.close_breaker(text, text) is
-  'Sends to a destination again, whatever it was that stopped it. What it does from now on counts: if it still fails, its breaker opens again.';
+  'Sends to a destination again, little by little over the ramp, whatever it was that stopped it. What it does from now on counts: if it still fails, its breaker opens again.';
 
 revoke execute on function postern.open_breaker(text, text, interval), postern.close_breaker(text, text) from public;
 

@@ -868,7 +868,7 @@ comment on column postern.breaker_status.reason is 'Why it is so.';
 comment on column postern.breaker_status.changed_at is 'When it last changed.';
 comment on column postern.breaker_status.opened_at is 'When it last opened.';
 comment on column postern.breaker_status.retry_at is 'When an open one is probed next.';
-comment on column postern.breaker_status.closed_at is 'When it last closed; the share of slots grows back from then.';
+comment on column postern.breaker_status.closed_at is 'When it last closed, or will at forced_until; the share of slots grows back from then.';
 comment on column postern.breaker_status.trips is 'Times that it opened without closing for good: each doubles the wait.';
 comment on column postern.breaker_status.probe_by is 'The dispatcher that is probing.';
 comment on column postern.breaker_status.probe_until is 'When the probe''s lease ends.';

@@ -593,7 +593,7 @@ CREATE FUNCTION postern.close_breaker(destination text, reason text DEFAULT NULL
    where b.destination = $1
 $_$;
 
-COMMENT ON FUNCTION postern.close_breaker(destination text, reason text) IS 'Sends to a destination again, whatever it was that stopped it. What it does from now on counts: if it still fails, its breaker opens again.';
+COMMENT ON FUNCTION postern.close_breaker(destination text, reason text) IS 'Sends to a destination again, little by little over the ramp, whatever it was that stopped it. What it does from now on counts: if it still fails, its breaker opens again.';
 
 CREATE FUNCTION postern.complete_breaker() RETURNS trigger
     LANGUAGE plpgsql
@@ -608,9 +608,15 @@ begin
     if new.generation <= old.generation then
       new.generation := old.generation + 1;
     end if;
-    if new.state = 'closed' and old.state not in ('closed', 'throttled') and new.closed_at is not distinct from old.closed_at then
+    if new.state = 'closed'
+       and (old.state not in ('closed', 'throttled') or (old.forced = 'open' and new.forced is distinct from 'open'))
+       and new.closed_at is not distinct from old.closed_at
+    then
       new.closed_at := now();
     end if;
+  end if;
+  if new.state = 'closed' and new.forced = 'open' and new.forced_until > now() and isfinite(new.forced_until) then
+    new.closed_at := new.forced_until;
   end if;
   if new.state in ('open', 'half_open') then
     if tg_op = 'INSERT' or old.state in ('closed', 'throttled') then
@@ -1533,7 +1539,7 @@ COMMENT ON COLUMN postern.breaker_status.opened_at IS 'When it last opened.';
 
 COMMENT ON COLUMN postern.breaker_status.retry_at IS 'When an open one is probed next.';
 
-COMMENT ON COLUMN postern.breaker_status.closed_at IS 'When it last closed; the share of slots grows back from then.';
+COMMENT ON COLUMN postern.breaker_status.closed_at IS 'When it last closed, or will at forced_until; the share of slots grows back from then.';
 
 COMMENT ON COLUMN postern.breaker_status.trips IS 'Times that it opened without closing for good: each doubles the wait.';
 

@@ -289,6 +289,33 @@ func TestNoRampAtAll(t *testing.T) {
 	}
 }
 
+// What an operator has shut comes back little by little as well, when he opens it
+// again and when his time is up.
+func TestRampAfterAnOperatorsWord(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	const share = `select coalesce(postern.ramp_share(b, '30 s'), 0) from postern.breaker b`
+	db.Exec(`select postern.open_breaker('https://h.example', 'maintenance', '1 hour')`)
+	if n := count(t, db, share); n != 0 {
+		t.Errorf("shut, and %d may be in flight", n)
+	}
+	db.Exec(`select postern.close_breaker('https://h.example')`)
+	if n := count(t, db, share); n < 1 || n > 16 {
+		t.Errorf("%d may be in flight after closing, want about one", n)
+	}
+	db.Exec(`update postern.breaker set closed_at = null`)
+	db.Exec(`select postern.open_breaker('https://h.example', 'maintenance', '200 ms')`)
+	pgtest.Eventually(t, time.Minute, "the time is up", func() bool { return pgtest.Scan[bool](t, db, `select postern.passes(b) from postern.breaker b`) })
+	if n := count(t, db, share); n < 1 || n > 16 {
+		t.Errorf("%d may be in flight when the time is up, want about one", n)
+	}
+	db.Exec(`update postern.breaker set forced = 'open', forced_until = 'infinity', closed_at = null`)
+	db.Exec(`update postern.breaker set forced = null`)
+	if n := count(t, db, share); n < 1 || n > 16 {
+		t.Errorf("%d may be in flight after no word any more, want about one", n)
+	}
+}
+
 // Governors of destinations that have no limit any more do not pile up.
 func TestGovernorsAreTidied(t *testing.T) {
 	t.Parallel()
