@@ -23,7 +23,7 @@ import (
 // more of them than there are processors run side by side.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if err := flag.Set("test.parallel", "4"); err != nil {
+	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
 	pgtest.Main(m)
