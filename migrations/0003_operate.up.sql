@@ -174,9 +174,9 @@ read: whoever was there before us has changed the row's incarnation or its
 status, and then we change nothing. So two operators who replay the same day at
 the same time replay it once.
 
-Replays take turns: the n-th of a transaction is due n/100 s from now, so that
-live messages of the same destination, which are due at once, go before most of
-a large replay. `set outbox.replay_rate = 1000` changes the rate, 0 lifts it,
+Replays and releases take turns: the n-th of a transaction is due n/100 s from
+now, so that live messages of the same destination, which are due at once, go
+before most of a large one. `set outbox.replay_rate = 1000` changes the rate, 0 lifts it,
 and next_attempt_at in the same update says it row by row. */
 
 create function postern.next_turn() returns timestamptz
@@ -195,7 +195,7 @@ end
 $$;
 
 comment on function postern.next_turn() is
-  'When the next replay of this transaction is due: outbox.replay_rate (100) of them a second.';
+  'When the next replayed or released message of this transaction is due: outbox.replay_rate (100) of them a second.';
 
 /* The statement's counters live in settings of the transaction: a statement
 trigger on a view has no transition table, and counting in a table would make
@@ -374,7 +374,7 @@ begin
     if kind = 'released' then
       new.reason := null;
       if not resets then
-        new.next_attempt_at := greatest(old.next_attempt_at, now());
+        new.next_attempt_at := greatest(old.next_attempt_at, postern.next_turn());
       end if;
     end if;
     done := postern.change_delivery(old, new);
@@ -962,11 +962,17 @@ comment on column postern.lock_wait.blocking_transaction_age is 'For how long th
 create view postern.held_snapshot as
 select kind, who, username, application_name, state, since, transactions
   from (
+    -- Who has written holds it back as well, without a snapshot.
     select 'session' as kind, a.pid::text as who, a.usename as username, a.application_name, a.state,
-           now() - a.xact_start as since, age(a.backend_xmin)::bigint as transactions
+           now() - a.xact_start as since, greatest(age(a.backend_xmin), age(a.backend_xid))::bigint as transactions
       from pg_stat_activity a
-     where a.backend_xmin is not null and a.datname = current_database() and a.pid <> pg_backend_pid()
-       and a.backend_type <> 'autovacuum worker'
+     where (a.backend_xmin is not null or a.backend_xid is not null)
+       and a.datname = current_database() and a.pid <> pg_backend_pid()
+       and a.backend_type not in ('autovacuum worker', 'walsender')
+     union all
+    select 'standby', w.pid::text, w.usename, w.application_name, w.state, null, age(w.backend_xmin)::bigint
+      from pg_stat_replication w
+     where w.backend_xmin is not null
      union all
     select 'prepared transaction', p.gid, p.owner, null, null, now() - p.prepared, age(p.transaction)::bigint
       from pg_prepared_xacts p
@@ -981,8 +987,8 @@ select kind, who, username, application_name, state, since, transactions
 
 comment on view postern.held_snapshot is
   'What keeps vacuum from freeing dead rows, the worst first. Deliveries slow down when one is held for long.';
-comment on column postern.held_snapshot.kind is 'session, prepared transaction, or replication slot.';
-comment on column postern.held_snapshot.who is 'Process id, transaction''s name or slot''s name: end it with pg_terminate_backend, rollback prepared, or pg_drop_replication_slot.';
+comment on column postern.held_snapshot.kind is 'session, standby (a query there, with hot_standby_feedback), prepared transaction, or replication slot.';
+comment on column postern.held_snapshot.who is 'Process id, transaction''s name or slot''s name: end it with pg_terminate_backend, rollback prepared, or pg_drop_replication_slot; of a standby, look there for its oldest transaction.';
 comment on column postern.held_snapshot.username is 'Its role.';
 comment on column postern.held_snapshot.application_name is 'What the session calls itself.';
 comment on column postern.held_snapshot.state is 'What it does; "idle in transaction" is somebody who forgot to commit.';
@@ -1078,7 +1084,7 @@ begin
              select from postern.delivery d
               where d.outbox_id = o.id
                 and (d.status in ('pending', 'held')
-                     or (d.status = 'dead' and not coalesce(o.created_at < dead_before, false))))
+                     or (d.status = 'dead' and not coalesce(d.next_attempt_at < dead_before, false))))
        and not exists (
              select from postern.attempt a
               where a.outbox_id = o.id and a.started_at >= before)
@@ -1092,7 +1098,7 @@ begin
      select k.id
        from postern.delivery k
       where k.outbox_id = any (ids)
-        and (k.status = 'cancelled' or (k.status = 'dead' and dead_before is not null))
+        and (k.status = 'cancelled' or (k.status = 'dead' and k.next_attempt_at < dead_before))
       order by k.id
         for update skip locked);
   delete from postern.outbox o
@@ -1215,7 +1221,7 @@ select m.keep,
 comment on view postern.retention_headroom is
   'One row: whether anything grows that should not, and a warning in words.';
 comment on column postern.retention_headroom.keep is 'How long messages are kept that have ended; null: for ever.';
-comment on column postern.retention_headroom.keep_dead is 'How long dead letters are kept; null: for ever.';
+comment on column postern.retention_headroom.keep_dead is 'How long dead letters are kept, from when they died; null: for ever.';
 comment on column postern.retention_headroom.oldest_message_at is 'When the oldest message was written that is still here.';
 comment on column postern.retention_headroom.oldest_pending_age is 'Age of the oldest message that is pending or held, among the first 10,000 deliveries. It is not removed, however old.';
 comment on column postern.retention_headroom.headroom is 'keep less that age. Below zero, messages wait longer than others are kept.';

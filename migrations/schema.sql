@@ -568,7 +568,7 @@ begin
     if kind = 'released' then
       new.reason := null;
       if not resets then
-        new.next_attempt_at := greatest(old.next_attempt_at, now());
+        new.next_attempt_at := greatest(old.next_attempt_at, postern.next_turn());
       end if;
     end if;
     done := postern.change_delivery(old, new);
@@ -858,7 +858,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION postern.next_turn() IS 'When the next replay of this transaction is due: outbox.replay_rate (100) of them a second.';
+COMMENT ON FUNCTION postern.next_turn() IS 'When the next replayed or released message of this transaction is due: outbox.replay_rate (100) of them a second.';
 
 CREATE FUNCTION postern.note_change(kind text) RETURNS void
     LANGUAGE plpgsql
@@ -1307,7 +1307,7 @@ begin
              select from postern.delivery d
               where d.outbox_id = o.id
                 and (d.status in ('pending', 'held')
-                     or (d.status = 'dead' and not coalesce(o.created_at < dead_before, false))))
+                     or (d.status = 'dead' and not coalesce(d.next_attempt_at < dead_before, false))))
        and not exists (
              select from postern.attempt a
               where a.outbox_id = o.id and a.started_at >= before)
@@ -1321,7 +1321,7 @@ begin
      select k.id
        from postern.delivery k
       where k.outbox_id = any (ids)
-        and (k.status = 'cancelled' or (k.status = 'dead' and dead_before is not null))
+        and (k.status = 'cancelled' or (k.status = 'dead' and k.next_attempt_at < dead_before))
       order by k.id
         for update skip locked);
   delete from postern.outbox o
@@ -1822,9 +1822,19 @@ CREATE VIEW postern.held_snapshot AS
             a.application_name,
             a.state,
             (now() - a.xact_start) AS since,
-            (age(a.backend_xmin))::bigint AS transactions
+            (GREATEST(age(a.backend_xmin), age(a.backend_xid)))::bigint AS transactions
            FROM pg_stat_activity a
-          WHERE ((a.backend_xmin IS NOT NULL) AND (a.datname = current_database()) AND (a.pid <> pg_backend_pid()) AND (a.backend_type <> 'autovacuum worker'::text))
+          WHERE (((a.backend_xmin IS NOT NULL) OR (a.backend_xid IS NOT NULL)) AND (a.datname = current_database()) AND (a.pid <> pg_backend_pid()) AND (a.backend_type <> ALL (ARRAY['autovacuum worker'::text, 'walsender'::text])))
+        UNION ALL
+         SELECT 'standby'::text,
+            (w.pid)::text AS pid,
+            w.usename,
+            w.application_name,
+            w.state,
+            NULL::interval,
+            (age(w.backend_xmin))::bigint AS age
+           FROM pg_stat_replication w
+          WHERE (w.backend_xmin IS NOT NULL)
         UNION ALL
          SELECT 'prepared transaction'::text,
             p.gid,
@@ -1852,9 +1862,9 @@ CREATE VIEW postern.held_snapshot AS
 
 COMMENT ON VIEW postern.held_snapshot IS 'What keeps vacuum from freeing dead rows, the worst first. Deliveries slow down when one is held for long.';
 
-COMMENT ON COLUMN postern.held_snapshot.kind IS 'session, prepared transaction, or replication slot.';
+COMMENT ON COLUMN postern.held_snapshot.kind IS 'session, standby (a query there, with hot_standby_feedback), prepared transaction, or replication slot.';
 
-COMMENT ON COLUMN postern.held_snapshot.who IS 'Process id, transaction''s name or slot''s name: end it with pg_terminate_backend, rollback prepared, or pg_drop_replication_slot.';
+COMMENT ON COLUMN postern.held_snapshot.who IS 'Process id, transaction''s name or slot''s name: end it with pg_terminate_backend, rollback prepared, or pg_drop_replication_slot; of a standby, look there for its oldest transaction.';
 
 COMMENT ON COLUMN postern.held_snapshot.username IS 'Its role.';
 
@@ -2030,7 +2040,7 @@ COMMENT ON VIEW postern.retention_headroom IS 'One row: whether anything grows t
 
 COMMENT ON COLUMN postern.retention_headroom.keep IS 'How long messages are kept that have ended; null: for ever.';
 
-COMMENT ON COLUMN postern.retention_headroom.keep_dead IS 'How long dead letters are kept; null: for ever.';
+COMMENT ON COLUMN postern.retention_headroom.keep_dead IS 'How long dead letters are kept, from when they died; null: for ever.';
 
 COMMENT ON COLUMN postern.retention_headroom.oldest_message_at IS 'When the oldest message was written that is still here.';
 

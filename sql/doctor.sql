@@ -17,6 +17,7 @@ select false,
        format('%s %s holds back vacuum%s, %s transactions so far: dead rows pile up and claims slow down',
               h.kind, h.who, ' for ' || date_trunc('second', h.since), h.transactions),
        case h.kind
+         when 'standby' then 'look there for the oldest transaction, or set hot_standby_feedback = off on it'
          when 'session' then format('select pg_terminate_backend(%s), when you know whose it is: see postern.held_snapshot', h.who)
          when 'prepared transaction' then format('rollback prepared %L, or commit it', h.who)
          else format('select pg_drop_replication_slot(%L), if nobody needs it any more', h.who)

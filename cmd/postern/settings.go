@@ -124,7 +124,7 @@ type runSettings struct {
 	BreakerDatabaseCooldown  time.Duration `setting:"" default:"5s" min:"100ms" max:"1h" placeholder:"DURATION" group:"breaker" help:"How long it stays open the first time."`
 
 	RetentionMessages time.Duration `setting:"" default:"30d" min:"1m" max:"3650d" zero:"keeps them for ever" placeholder:"DURATION" group:"retention" help:"How long messages are kept that were delivered or cancelled, or that nobody subscribed to, counted from the last attempt. They can be replayed that long. What waits is never removed."`
-	RetentionDead     time.Duration `setting:"" default:"0" min:"1m" max:"3650d" zero:"keeps them for ever" placeholder:"DURATION" group:"retention" help:"How long dead letters are kept, counted from when the message was written."`
+	RetentionDead     time.Duration `setting:"" default:"0" min:"1m" max:"3650d" zero:"keeps them for ever" placeholder:"DURATION" group:"retention" help:"How long dead letters are kept, counted from when they died."`
 	RetentionAttempts time.Duration `setting:"" default:"30d" min:"1m" max:"3650d" zero:"keeps them for ever" placeholder:"DURATION" group:"retention" help:"How long the log of attempts is kept, at least as long as the message."`
 	RetentionJournal  time.Duration `setting:"" default:"90d" min:"1m" max:"3650d" zero:"keeps it for ever" placeholder:"DURATION" group:"retention" help:"How long the journal of breakers, endpoints and operators' acts is kept."`
 

@@ -552,3 +552,17 @@ func TestDeadSince(t *testing.T) {
 		}
 	}
 }
+
+// A release of many messages gives way as a replay of many does.
+func TestReleaseGivesWay(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	ids := write(t, db, 50, "https://example.com/")
+	settle(t, db, ids, "held")
+	if tag := db.Exec(`update postern.message set status = 'pending' where status = 'held'`); tag.RowsAffected() != 50 {
+		t.Fatalf("released %d", tag.RowsAffected())
+	}
+	if n := pgtest.Scan[int](t, db, `select count(distinct next_attempt_at) from postern.delivery where next_attempt_at < now() + interval '1 s'`); n != 50 {
+		t.Errorf("%d turns, want 50 within half a second", n)
+	}
+}

@@ -121,6 +121,10 @@ func TestRetentionKeepsWhatIsNeeded(t *testing.T) {
 	if n := step(""); n != 0 {
 		t.Errorf("%d gone: dead letters are kept and one message is being replayed", n)
 	}
+	if n := step("1 day"); n != 0 {
+		t.Errorf("%d gone of old messages that died just now", n)
+	}
+	db.Exec(`update postern.delivery set next_attempt_at = now() - interval '2 days' where status = 'dead' and outbox_id <> (select id from postern.outbox where message_id = $1)`, dead[0])
 	if n := step("1 day"); n != 9 {
 		t.Errorf("%d gone, want the 9 dead letters that nobody is replaying", n)
 	}

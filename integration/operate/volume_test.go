@@ -3,11 +3,13 @@ package operate
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
 	"postern/dispatcher"
@@ -180,4 +182,34 @@ func TestLogNamesAreUnique(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Whatever keeps vacuum from freeing rows is named: a snapshot, a transaction
+// that has written and forgotten to commit, and a query on a standby that asks
+// the primary to keep what it reads.
+func TestWhoHoldsBackVacuum(t *testing.T) {
+	t.Parallel()
+	c := pgtest.OwnCluster(t, map[string]string{"wal_receiver_status_interval": "'1s'", "hot_standby_feedback": "on"})
+	db := c.DB()
+	held := func(kind, who string) func() bool {
+		return func() bool {
+			return pgtest.Scan[int](t, db, `select count(*) from postern.held_snapshot where kind = $1 and ($2 = '' or who = $2)`, kind, who) > 0
+		}
+	}
+	reader, writer := db.Connect(), db.Connect()
+	mustExec(t, reader, `begin isolation level repeatable read`)
+	mustExec(t, reader, `select 1`)
+	mustExec(t, writer, `begin`)
+	mustExec(t, writer, `insert into postern.journal (subject, change) values ('test', 'test')`)
+	for what, conn := range map[string]*pgx.Conn{"reader": reader, "writer": writer} {
+		if !held("session", fmt.Sprint(conn.PgConn().PID()))() {
+			t.Errorf("the %s is not named", what)
+		}
+		mustExec(t, conn, `rollback`)
+	}
+	standby := c.Standby()
+	there := standby.On(db).Connect()
+	mustExec(t, there, `begin isolation level repeatable read`)
+	mustExec(t, there, `select 1`)
+	pgtest.Eventually(t, time.Minute, "the standby is named", held("standby", ""))
 }

@@ -41,8 +41,8 @@ func TestSoakVolume(t *testing.T) {
 	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a.b', '{}', $1 from generate_series(1, 500)`, rcv.URL)
 
 	holder := db.Connect()
-	exec(t, holder, `begin isolation level repeatable read`)
-	exec(t, holder, `select from postern.outbox limit 1`)
+	mustExec(t, holder, `begin isolation level repeatable read`)
+	mustExec(t, holder, `select from postern.outbox limit 1`)
 	held := time.Now()
 	var log said
 	config := fleet.Config(t, db)
@@ -100,15 +100,15 @@ func TestSoakVolume(t *testing.T) {
 // while.
 func upgrade(t *testing.T, db *pgtest.Database, holder *pgx.Conn) {
 	// The way back wants the outbox as well, and is not what is measured.
-	exec(t, holder, `commit`)
+	mustExec(t, holder, `commit`)
 	db.MigrateBack(3)
-	exec(t, holder, `begin isolation level repeatable read`)
-	exec(t, holder, `select from postern.outbox limit 1`)
+	mustExec(t, holder, `begin isolation level repeatable read`)
+	mustExec(t, holder, `select from postern.outbox limit 1`)
 	ended := make(chan error, 1)
 	go func() { ended <- migrations.Up(t.Context(), db.URL, "postern") }()
 	write := func(i int) {
 		if i == 200 {
-			exec(t, holder, `commit`)
+			mustExec(t, holder, `commit`)
 		}
 		db.Exec(`insert into postern.outbox (message_id, event_type, payload, target_url) values (gen_random_uuid()::text, 'a.b', '{}', 'https://example.com/')`)
 	}
@@ -126,27 +126,27 @@ func upgrade(t *testing.T, db *pgtest.Database, holder *pgx.Conn) {
 func delivered(t testing.TB, db *pgtest.Database, n int) {
 	t.Helper()
 	conn := db.Connect()
-	exec(t, conn, `set session_replication_role = replica`)
+	mustExec(t, conn, `set session_replication_role = replica`)
 	started := time.Now()
 	const chunk = 500_000
 	for from := 1; from <= n; from += chunk {
 		to := min(from+chunk-1, n)
-		exec(t, conn, `
+		mustExec(t, conn, `
 insert into postern.outbox (id, event_type, payload, target_url, created_at)
 select i, 'order.created', '{"n":' || i || ',"text":"' || repeat('x', 150) || '"}', 'https://example.com/',
        now() - ($3::int - i) * interval '30 days' / $3::int
   from generate_series($1::int, $2::int) i`, from, to, n)
-		exec(t, conn, `
+		mustExec(t, conn, `
 insert into postern.attempt (claim_id, delivery_id, outbox_id, started_at, dispatcher, number, duration_ms, status, outcome, destination)
 select i, i, i, now() - ($3::int - i) * interval '30 days' / $3::int, 1, 1, 40, 200, 'delivered', 'https://host-' || i % 2000 || '.example'
   from generate_series($1::int, $2::int) i`, from, to, n)
 	}
-	exec(t, conn, `vacuum analyze postern.outbox`)
-	exec(t, conn, `vacuum analyze postern.attempt`)
+	mustExec(t, conn, `vacuum analyze postern.outbox`)
+	mustExec(t, conn, `vacuum analyze postern.attempt`)
 	t.Logf("%d delivered messages in %s", n, time.Since(started).Round(time.Second))
 }
 
-func exec(t testing.TB, conn *pgx.Conn, sql string, args ...any) {
+func mustExec(t testing.TB, conn *pgx.Conn, sql string, args ...any) {
 	t.Helper()
 	if _, err := conn.Exec(context.WithoutCancel(t.Context()), sql, args...); err != nil {
 		t.Fatal(err)
