@@ -36,6 +36,7 @@ func (d *Dispatcher) expire(ctx context.Context) {
 			since, after = done.Until.Add(-lateCommits), 0
 		}
 		if done.Ended > 0 {
+			d.metrics.dead.WithLabelValues(reasonExpired).Add(float64(done.Ended))
 			d.log.Warn().Int64("deliveries", done.Ended).Msg("expired before they could be sent")
 		}
 	}

@@ -78,7 +78,34 @@ func newMetrics(version string) *metrics {
 		waiters:     m.gauge("lock_waiters", "Sessions of the database that wait for a lock.").WithLabelValues(),
 		at:          m.gauge("sampled_timestamp_seconds", "When the database was last looked at for these gauges.").WithLabelValues(),
 	}
+	m.appear()
 	return m
+}
+
+// appear makes the series that alerts watch, at zero: of one that appears with
+// its first event, Prometheus knows no increase.
+func (m *metrics) appear() {
+	for _, outcome := range []verdict{verdictDelivered, verdictRetry, verdictDead, verdictRelease} {
+		m.attempts.WithLabelValues(outcome.String(), "unsent")
+	}
+	for _, reason := range []string{
+		reasonGone, reasonPermanentStatus, reasonAddressRefused, reasonInvalidURL, reasonInvalidHeader,
+		reasonDeleted, reasonExpired, reasonUnknown, reasonExhausted, reasonSecret,
+	} {
+		m.dead.WithLabelValues(reason)
+	}
+	for _, what := range []string{"claim", "record"} {
+		m.failures.WithLabelValues(what)
+	}
+	for _, state := range []string{breaker.Open, breaker.HalfOpen, breaker.Closed, breaker.Throttled} {
+		m.transitions.WithLabelValues(state)
+	}
+	for _, reason := range []string{reasonGone, "failing"} {
+		m.disabled.WithLabelValues(reason)
+	}
+	for _, what := range []string{"messages", "attempts", "journal"} {
+		m.gone.WithLabelValues(what)
+	}
 }
 
 var (
