@@ -91,7 +91,10 @@ func suffer(t *testing.T, script receiver.Script, dispatchers, messages, failure
 	pgtest.Eventually(t, time.Minute, "a probe has failed", func() bool {
 		return count(t, db, `select count(*) from postern.journal where change = 'open' and subject <> 'database'`) >= 2
 	})
-	// What was in flight when it opened has ended by now.
+	pgtest.Eventually(t, time.Minute, "what was in flight when it opened has been recorded", func() bool {
+		return count(t, db, `select count(*) from postern.delivery d join postern.breaker b using (destination)
+		                      where d.leased_until >= now() and d.leased_until is distinct from b.probe_until`) == 0
+	})
 	used := func() int {
 		return count(t, db, `select coalesce(sum(attempts - case when leased_until >= now() then 1 else 0 end), 0) from postern.delivery`)
 	}
