@@ -33,6 +33,10 @@ type Config struct {
 	ResponseLimit int64         // bytes of an answer's body that are kept
 	MemoryLimit   int64         // bytes of large payloads held at one time; 0: 32 MiB
 
+	// IdleConnections is how many connections are kept open between requests,
+	// but no more than half of the files that the process may open; 0: 10,000.
+	IdleConnections int
+
 	Breaker   breaker.Settings
 	Retention Retention
 
@@ -61,6 +65,7 @@ func (c *Config) transport() transportConfig {
 		Timeout:        c.Timeout,
 		ResponseLimit:  int(c.ResponseLimit),
 		MaxIdlePerHost: c.Slots,
+		MaxIdle:        c.IdleConnections,
 		UserAgent:      "Postern/" + c.Version,
 	}
 }

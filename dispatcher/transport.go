@@ -6,12 +6,14 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/netip"
 	"net/url"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -43,6 +45,9 @@ type transportConfig struct {
 	// destination at once, or connections are closed only to be opened again:
 	// 256.
 	MaxIdlePerHost int
+	// MaxIdle is how many connections are kept open between requests: 10,000,
+	// and no more than half of the files that the process may open.
+	MaxIdle int
 	// UserAgent names us: "Postern".
 	UserAgent string
 
@@ -59,6 +64,10 @@ func (c transportConfig) withDefaults() transportConfig {
 	if c.MaxIdlePerHost <= 0 {
 		c.MaxIdlePerHost = 256
 	}
+	if c.MaxIdle <= 0 {
+		c.MaxIdle = 10_000
+	}
+	c.MaxIdle = min(c.MaxIdle, openFiles()/2)
 	if c.UserAgent == "" {
 		c.UserAgent = "Postern"
 	}
@@ -68,6 +77,15 @@ func (c transportConfig) withDefaults() transportConfig {
 		c.resolver = &net.Resolver{PreferGo: true}
 	}
 	return c
+}
+
+// openFiles is how many files, and so connections, the process may have open.
+func openFiles() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 1024
+	}
+	return int(min(limit.Cur, math.MaxInt32))
 }
 
 // transport sends requests. There is one in a process; it is safe for
@@ -116,7 +134,7 @@ func newTransport(cfg transportConfig) *transport {
 		// running and look like slow receivers.
 		MaxConnsPerHost:     0,
 		MaxIdleConnsPerHost: t.cfg.MaxIdlePerHost,
-		MaxIdleConns:        max(1024, 4*t.cfg.MaxIdlePerHost),
+		MaxIdleConns:        t.cfg.MaxIdle,
 		// Below the 60 s after which servers commonly close: the side that
 		// closes first is the side that is not surprised.
 		IdleConnTimeout:        idleTimeout,

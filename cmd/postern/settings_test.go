@@ -407,7 +407,7 @@ func TestSettingsReachTheDispatcher(t *testing.T) {
 		"--breaker-slow-call=18s", "--breaker-slow-ratio=0.19", "--breaker-cooldown=20s", "--breaker-cooldown-cap=21s",
 		"--breaker-probes=22", "--breaker-ramp=23s", "--breaker-database-lock-wait=24s", "--breaker-database-waiting=0.25", "--breaker-database-sessions=26",
 		"--breaker-database-timeouts=27", "--breaker-database-in-flight=0.28", "--breaker-database-slow-claim=29", "--breaker-database-cooldown=31s",
-		"--retention-messages=32d", "--retention-dead=33d", "--retention-attempts=34d", "--retention-journal=35d", "--http-addr=127.0.0.1:3636", "--memory-limit=37MiB")
+		"--retention-messages=32d", "--retention-dead=33d", "--retention-attempts=34d", "--retention-journal=35d", "--http-addr=127.0.0.1:3636", "--memory-limit=37MiB", "--idle-connections=38")
 	for field, value := range initial {
 		own := []string{"Version", "Now", "Cut", "Log", "Retention.Interval"} // not from settings, or not to be compared
 		if changed[field] == value && !slices.Contains(own, field) {
