@@ -157,7 +157,7 @@ func (p *demoProcess) output() string {
 
 func (p *demoProcess) waitFor(t *testing.T, text string) {
 	t.Helper()
-	pgtest.Eventually(t, 2*time.Minute, "the demonstration says "+text, func() bool {
+	pgtest.Eventually(t, 5*time.Minute, "the demonstration says "+text, func() bool {
 		return strings.Contains(p.output(), text)
 	})
 }

@@ -124,7 +124,9 @@ func TestRateHoldsOverTheFleet(t *testing.T) {
 	if got.N != messages || got.Most != 1 {
 		t.Errorf("%d attempts, the highest number %d: waiting for the rate uses none", got.N, got.Most)
 	}
-	if got.Took < 0.95*want || got.Took > 1.1*want {
+	// It is a quarter of a second at most later than that on a quiet machine; a
+	// busy one may be late with each claim, but must never make up for it.
+	if got.Took < 0.95*want || got.Took > 2*want {
 		t.Errorf("%d messages took %.2f s, want %.2f", messages, got.Took, want)
 	}
 }
