@@ -149,6 +149,21 @@ func TestSilentAttemptsOnlyDie(t *testing.T) {
 	}
 }
 
+// One message in a thousand that its receiver will never take is no outage.
+func TestDeadLettersAmongManySuccesses(t *testing.T) {
+	t.Parallel()
+	c := counter()
+	for n := range 60_000 {
+		a := attempt(false)
+		if n%1000 == 0 {
+			a = Attempt{Destination: "d", Claim: 1, Silent: true, Dead: true}
+		}
+		if c.Note(a, start) {
+			t.Fatalf("urgent after %d", n)
+		}
+	}
+}
+
 func TestSlowIsStuckOnlyWhenLessGetsThrough(t *testing.T) {
 	t.Parallel()
 	c := counter()

@@ -166,7 +166,8 @@ func (w *window) total() (t counts) {
 func (w *window) suspicious(s Settings) bool {
 	t := w.total()
 	n := t.successes + t.failures
-	return w.unreach >= s.Consecutive || t.dead >= s.DeadLetters ||
+	return w.unreach >= s.Consecutive ||
+		t.dead >= s.DeadLetters && float64(t.dead) >= s.Ratio*float64(n) ||
 		n >= s.Minimum && float64(t.failures) >= s.Ratio*float64(n)
 }
 

@@ -17,7 +17,7 @@ type Settings struct {
 	Ratio       float64       // share of failures that opens a breaker; 0.5
 	Minimum     int           // attempts in the window before a ratio counts; 10
 	Consecutive int           // connections that fail in a row and open one; 5
-	DeadLetters int           // dead letters in the window that open one; 50
+	DeadLetters int           // dead letters in the window that open one, where they are Ratio of the rest; 50
 	SlowCall    time.Duration // from when a call is slow; 5 s
 	SlowRatio   float64       // share of slow calls that opens one that is stuck; 0.8
 	Cooldown    time.Duration // until the first probe, doubled with each trip; 15 s

@@ -5,7 +5,8 @@ must still be closed, and of the generation that the evidence is about.
 
 One dispatcher that cannot connect @consecutive times in a row is enough. A
 ratio is that of the fleet: it counts when every dispatcher has reported, or
-has had two seconds to.
+has had two seconds to. So many dead letters count when they are not a few
+among many successes: those are bad by themselves.
 
 Each trip that comes soon after the last, which is while the row is still
 there, doubles the time until the first probe.
@@ -40,7 +41,7 @@ verdict as (
          generation,
          case
            when unreachable >= @consecutive then format('%s connections in a row failed', unreachable)
-           when dead >= @dead then format('%s dead letters in %s', dead, @window::interval)
+           when dead >= @dead and dead >= attempts * @ratio::double precision then format('%s dead letters in %s', dead, @window::interval)
            when not complete or attempts < @minimum then null
            when failures >= attempts * @ratio::double precision
              then format('%s of %s attempts failed in %s', failures, attempts, @window::interval)

@@ -112,7 +112,7 @@ type runSettings struct {
 	BreakerCooldownCap time.Duration `setting:"" default:"15m" min:"100ms" max:"24h" placeholder:"DURATION" group:"breaker" help:"Longest time that a breaker stays open before it is probed."`
 	BreakerProbes      int           `setting:"" default:"2" min:"1" max:"100" placeholder:"N" group:"breaker" help:"Probes in a row that must succeed before a breaker closes."`
 	BreakerRamp        time.Duration `setting:"" default:"30s" min:"100ms" max:"1h" zero:"gives the full share at once" placeholder:"DURATION" group:"breaker" help:"Time over which a destination's share grows back after its breaker closed."`
-	BreakerDeadLetters int           `setting:"" default:"50" min:"1" max:"1000000" placeholder:"N" group:"breaker" help:"Deliveries that end dead in the window and open a breaker."`
+	BreakerDeadLetters int           `setting:"" default:"50" min:"1" max:"1000000" placeholder:"N" group:"breaker" help:"Deliveries that end dead in the window and open a breaker, where they are not few beside those that end well."`
 	BreakerSlowCall    time.Duration `setting:"" default:"5s" min:"10ms" max:"10m" placeholder:"DURATION" group:"breaker" help:"From when a request is slow. Slow requests alone open no breaker: their destination must also hold all slots that it may and get far less done than usual."`
 	BreakerSlowRatio   ratio         `setting:"" default:"0.8" min:"0.01" max:"1" placeholder:"SHARE" group:"breaker" help:"Share of slow requests in the window that opens the breaker of such a destination."`
 
