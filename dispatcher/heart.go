@@ -117,7 +117,7 @@ func (v *vitals) activity() string {
 type heart struct {
 	conn     *pgx.Conn
 	failures int
-	troubled time.Time // when the database was last found to be
+	troubled time.Time // when the database was found to be, if it was the last time
 }
 
 // beat says that this process is alive until ctx ends, and judges with the
@@ -280,21 +280,30 @@ func (d *Dispatcher) judge(ctx context.Context, h *heart) (databaseVerdict, erro
 		"lock_wait": s.Database.LockWait, "waiting": s.Database.Waiting, "sessions": s.Database.Sessions,
 		"timeouts": s.Database.Timeouts, "in_flight_ratio": s.Database.InFlight, "slow_claim": s.Database.SlowClaim,
 		"cooldown": s.Database.Cooldown, "cooldown_cap": s.CooldownCap, "forget": s.Forget(),
-		"again": time.Since(h.troubled) < 2*troubledInterval,
+		"again": h.wasTroubled(time.Now()),
 	}, pgx.RowToStructByName[databaseVerdict])
 	if err != nil {
 		return databaseVerdict{}, err
 	}
 	v := rows[0]
-	if v.Reason != nil {
-		h.troubled = time.Now()
-	}
+	h.judged(v.Reason != nil, time.Now())
 	if v.Moved {
 		hint(d.breakers.stale)
 		d.log.Warn().Str("state", v.State).Str("reason", deref(v.Reason)).Msg("the database's breaker moved")
 	}
 	return v, nil
 }
+
+func (h *heart) judged(troubled bool, now time.Time) {
+	h.troubled = time.Time{}
+	if troubled {
+		h.troubled = now
+	}
+}
+
+// wasTroubled reports whether the database was in trouble the last time, which
+// may be a few heartbeats ago where those do not succeed.
+func (h *heart) wasTroubled(now time.Time) bool { return now.Sub(h.troubled) < 4*heartbeatLimit }
 
 // try makes one small claim when it wins the right to, and closes the breaker
 // of the database when that goes well and nobody is in trouble any more.
