@@ -406,14 +406,14 @@ func (d *Dispatcher) probe(ctx, work context.Context) (int, error) {
 	}
 	for i := range rows {
 		rows[i].Probe = true
-		d.begin(job{ctx, work, &rows[i], d.destinations.launch(rows[i].Destination, now)})
+		d.begin(job{ctx, work, rows[i], d.destinations.launch(rows[i].Destination, now)})
 	}
 	return len(rows), nil
 }
 
 // claimProbes is claimGoverned for shut doors: where an endpoint has limits,
 // probes are counted as well.
-func (d *Dispatcher) claimProbes(ctx context.Context, names []string, limit int) (rows []claimed, err error) {
+func (d *Dispatcher) claimProbes(ctx context.Context, names []string, limit int) (rows []*claimed, err error) {
 	ones := make([]int32, len(names))
 	for i := range ones {
 		ones[i] = 1
@@ -427,7 +427,7 @@ func (d *Dispatcher) claimProbes(ctx context.Context, names []string, limit int)
 			"timeout":      d.cfg.Timeout,
 			"margin":       d.cfg.LeaseMargin,
 			"inline":       inlinePayload,
-		}, &rows, pgx.RowToStructByName[claimed]))...)
+		}, &rows, pgx.RowToAddrOfStructByName[claimed]))...)
 	return rows, err
 }
 

@@ -51,7 +51,7 @@ type claimed struct {
 
 // claim takes what is due for the shares, and returns the deliveries with the
 // flights that hold their slots. Governed ones are claimed apart.
-func (d *Dispatcher) claim(ctx context.Context, shares []share) ([]claimed, []*flight, error) {
+func (d *Dispatcher) claim(ctx context.Context, shares []share) ([]*claimed, []*flight, error) {
 	plain := make([]share, 0, len(shares))
 	var governed []share
 	for _, s := range shares {
@@ -76,12 +76,12 @@ func (d *Dispatcher) claim(ctx context.Context, shares []share) ([]claimed, []*f
 	return append(rows, more...), append(flights, theirs...), nil
 }
 
-func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]claimed, []*flight, error) {
+func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed, []*flight, error) {
 	if len(shares) == 0 {
 		return nil, nil, nil
 	}
 	started := time.Now()
-	rows, err := query(ctx, d.db, "claim", d.claimArgs(shares, false), pgx.RowToStructByName[claimed])
+	rows, err := query(ctx, d.db, "claim", d.claimArgs(shares, false), pgx.RowToAddrOfStructByName[claimed])
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err
@@ -124,7 +124,7 @@ func wanted(shares []share) (names []string, quotas []int32) {
 
 // board gives each claimed row the flight that holds its slot. Take is told
 // how many rows a share brought and where the last of them lies.
-func board(rows []claimed, shares []share, take func(s share, n int, last floor) []*flight) []*flight {
+func board(rows []*claimed, shares []share, take func(s share, n int, last floor) []*flight) []*flight {
 	byName := make(map[string][]int, len(shares))
 	for i := range rows {
 		byName[rows[i].Destination] = append(byName[rows[i].Destination], i)

@@ -357,7 +357,7 @@ func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, ask
 	}
 	d.health.worked()
 	for i := range rows {
-		d.begin(job{ctx, work, &rows[i], flights[i]})
+		d.begin(job{ctx, work, rows[i], flights[i]})
 	}
 	return len(rows), true, nil
 }

@@ -35,16 +35,16 @@ type allowed struct {
 // all dispatchers: govern.sql takes the control rows that are free, allow.sql
 // counts, claim.sql claims. Each has a snapshot of its own, so the second sees
 // the claims of whoever held the rows before.
-func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]claimed, []*flight, error) {
+func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]*claimed, []*flight, error) {
 	if len(shares) == 0 {
 		return nil, nil, nil
 	}
 	names, quotas := wanted(shares)
 	var rules []allowed
-	var rows []claimed
+	var rows []*claimed
 	started := time.Now()
 	err := transact(ctx, d.db, "claim governed", append(d.govern(names, quotas, false, &rules),
-		collect("claim", d.claimArgs(shares, true), &rows, pgx.RowToStructByName[claimed]))...)
+		collect("claim", d.claimArgs(shares, true), &rows, pgx.RowToAddrOfStructByName[claimed]))...)
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err

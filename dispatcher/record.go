@@ -173,7 +173,8 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) e
 		deliveries, claims, outboxes      = make([]int64, n), make([]int64, n), make([]int64, n)
 		destinations, verdicts            = make([]string, n), make([]string, n)
 		classes, errs, responses, reasons = make([]*string, n), make([]*string, n), make([]*string, n), make([]*string, n)
-		sent, numbers, statuses           = make([]bool, n), make([]int32, n), make([]*int16, n)
+		sent, numbers                     = make([]bool, n), make([]int32, n)
+		codes, statuses                   = make([]int16, n), make([]*int16, n)
 		ages, durations, delays           = make([]float64, n), make([]float32, n), make([]float64, n)
 		generations                       = make([]*int64, n)
 	)
@@ -181,12 +182,12 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) e
 		o := &batch[i]
 		deliveries[i], claims[i], outboxes[i] = o.c.ID, o.c.ClaimID, o.c.OutboxID
 		destinations[i], verdicts[i] = o.c.Destination, o.verdict.String()
-		classes[i], errs[i] = text(string(o.resp.Class)), text(o.resp.Error)
-		responses[i], reasons[i] = text(o.resp.Snippet), text(o.reason)
+		classes[i], errs[i] = text((*string)(&o.resp.Class)), text(&o.resp.Error)
+		responses[i], reasons[i] = text(&o.resp.Snippet), text(&o.reason)
 		sent[i], numbers[i] = o.sent, int32(o.c.Attempts)
 		if o.resp.Status != 0 {
-			status := int16(o.resp.Status)
-			statuses[i] = &status
+			codes[i] = int16(o.resp.Status)
+			statuses[i] = &codes[i]
 		}
 		ages[i] = millis(time.Since(o.resp.Started))
 		durations[i] = float32(millis(o.resp.Duration))
@@ -244,11 +245,11 @@ func interval(d time.Duration) *time.Duration {
 }
 
 // text makes "" null.
-func text(s string) *string {
-	if s == "" {
+func text(s *string) *string {
+	if *s == "" {
 		return nil
 	}
-	return &s
+	return s
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
