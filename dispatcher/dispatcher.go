@@ -88,6 +88,8 @@ type Dispatcher struct {
 	flying       sync.WaitGroup
 	recorders    sync.WaitGroup
 	behind       atomic.Int32 // recorders that wait for the database
+	catchingUp   atomic.Bool  // one did, and not all that was known then is recorded
+	parked       atomic.Int32 // outcomes whose deliveries others have locked
 	lost         atomic.Int64 // requests cut and outcomes not recorded
 	orphans      chan string  // destinations whose endpoint is deleted
 
@@ -320,7 +322,7 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 		d.waitOutside(ctx, work)
 		return 0, false, nil
 	}
-	if d.behind.Load() > 0 {
+	if d.isBehind() {
 		pause(ctx, 20*time.Millisecond)
 		return 0, true, nil
 	}
@@ -337,6 +339,19 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 	}
 	n, asked, err = d.claimSome(ctx, work, min(batch, free))
 	return probes + n, asked, err
+}
+
+// isBehind reports whether outcomes wait since recording failed: leases may have
+// run out meanwhile, and what is claimed now would be sent once more.
+func (d *Dispatcher) isBehind() bool {
+	if d.behind.Load() > 0 {
+		return true
+	}
+	if d.catchingUp.Load() && d.db.vitals.unrecorded.Load() > d.parked.Load() {
+		return true
+	}
+	d.catchingUp.Store(false)
+	return false
 }
 
 // claimSome looks for due work and starts up to limit deliveries.

@@ -327,8 +327,11 @@ func (d *Dispatcher) try(ctx context.Context, h *heart) error {
 		d.log.Info().Msg("the database takes work again; coming back little by little")
 	} else {
 		reason := "a claim failed or was slow"
-		if verdict.Reason != nil {
+		switch {
+		case verdict.Reason != nil:
 			reason = *verdict.Reason
+		case errors.Is(claimed, errBehind):
+			reason = claimed.Error()
 		}
 		args["cooldown"], args["cooldown_cap"] = d.breakers.settings.Database.Cooldown, d.breakers.settings.CooldownCap
 		args["retry_after_ms"], args["reason"] = 0.0, reason
@@ -338,6 +341,9 @@ func (d *Dispatcher) try(ctx context.Context, h *heart) error {
 	hint(d.breakers.stale)
 	return err
 }
+
+// errBehind says that it would be too early to claim.
+var errBehind = errors.New("outcomes wait to be recorded")
 
 // tryClaim has the claiming loop make one small claim, and waits for it.
 func (d *Dispatcher) tryClaim(ctx context.Context) error {
@@ -386,6 +392,10 @@ func (d *Dispatcher) waitOutside(ctx, work context.Context) {
 	case <-timer.C:
 	case <-d.wakeups:
 	case done := <-d.breakers.tries:
+		if d.isBehind() {
+			done <- errBehind
+			return
+		}
 		_, _, err := d.claimSome(ctx, work, min(d.cfg.Batch, 5))
 		done <- err
 	}

@@ -97,6 +97,7 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 		d.log.Error().Err(err).Int("outcomes", len(batch)).Msg("recording failed; trying again")
 		if !behind && !refused(err) {
 			behind = true
+			d.catchingUp.Store(true)
 			d.behind.Add(1)
 			defer d.behind.Add(-1)
 		}
@@ -114,8 +115,12 @@ const lockedPause = time.Second
 // they are free. They are few, since a claim leaves out what is locked.
 func (d *Dispatcher) writeLater(ctx context.Context, locked []ended) {
 	n := int32(len(locked))
+	d.parked.Add(n)
 	d.db.vitals.unrecorded.Add(n)
-	defer d.db.vitals.unrecorded.Add(-n)
+	defer func() {
+		d.db.vitals.unrecorded.Add(-n)
+		d.parked.Add(-n)
+	}()
 	d.log.Warn().Int("outcomes", len(locked)).Int64("delivery", locked[0].c.ID).
 		Msg("deliveries whose outcomes are known are locked by another session; see postern.lock_wait and pg_locks")
 	for len(locked) > 0 {

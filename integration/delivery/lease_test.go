@@ -211,6 +211,8 @@ func TestKnownOutcomesGoBeforeClaims(t *testing.T) {
 	gate.Open()
 	pgtest.Eventually(t, time.Minute, "all is answered", func() bool { return rcv.InFlight() == 0 })
 	db.Exec(`update postern.delivery set leased_until = now() - interval '1 s'`)
+	lapsed := time.Now()
+	pgtest.Eventually(t, time.Minute, "two polls' time has passed", func() bool { return time.Since(lapsed) > 2*time.Second })
 	db.Exec(`drop trigger refuse on postern.attempt`)
 	settled(t, db)
 	if rcv.Count() != n {

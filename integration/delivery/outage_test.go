@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -239,8 +240,8 @@ func TestReadOnlyServer(t *testing.T) {
 	if code := p.Wait(); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	if out := p.Output(); !strings.Contains(out, "read-only") {
-		t.Errorf("the output does not say read-only: %s", out)
+	if out := p.Output(); !strings.Contains(out, "read-only") || !strings.Contains(out, "could not be recorded") {
+		t.Errorf("the output does not say why: %s", out)
 	}
 	if rcv.Accepted() != 0 {
 		t.Error("a request was made whose result could not be recorded")
@@ -306,21 +307,19 @@ func TestBehindATransactionPooler(t *testing.T) {
 	db := pgtest.DB(t)
 	url := pgtest.PgBouncer(t, db, map[string]string{"default_pool_size": "2"})
 	rcv := receiver.New(t, receiver.Status(200))
-	var running []*fleet.Running
+	var running []*fleet.Process
 	start := func() {
-		config := fleet.Config(t, db)
-		config.DatabaseURL = url
-		config.Batch = 50
-		config.Timeout = time.Minute // no second request only because the machine is busy
-		running = append(running, fleet.Start(t, config))
+		// No second request only because the machine is busy.
+		running = append(running, fleet.Spawn(t, db, "DATABASE_URL="+url, "POSTERN_BATCH=50", "POSTERN_TIMEOUT=1m", "POSTERN_LEASE=2m"))
 	}
 	start()
 	start()
 	start()
 	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', i::text, $1 from generate_series(1, 1000) i`, rcv.URL)
 	rcv.Wait(300, time.Minute)
-	if err := running[0].Stop(); err != nil {
-		t.Errorf("stop: %v", err)
+	running[0].Signal(syscall.SIGTERM)
+	if code := running[0].Wait(); code != 0 {
+		t.Errorf("stopped with %d", code)
 	}
 	start()
 	rcv.Wait(1000, time.Minute)
@@ -328,8 +327,14 @@ func TestBehindATransactionPooler(t *testing.T) {
 	if rcv.Count() != 1000 || len(rcv.IDs()) != 1000 {
 		t.Errorf("%d requests for %d messages, want 1000", rcv.Count(), len(rcv.IDs()))
 	}
-	for _, r := range running {
-		_ = r.Stop()
+	for _, p := range running {
+		p.Signal(syscall.SIGTERM)
+		p.Wait()
+		for _, trouble := range []string{"42P05", "26000", "08P01", `"level":"error"`} {
+			if strings.Contains(p.Output(), trouble) {
+				t.Errorf("%s: %s", trouble, p.Output())
+			}
+		}
 	}
 }
 
