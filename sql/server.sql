@@ -1,5 +1,6 @@
 /*
-What the server and this session, as its role's settings left it, are like.
+What the server and this session, as its role's settings left it, are like, and
+the role's name if it is one that sql/admin/roles.sql made for people alone.
 Needs no schema.
 */
 select extract(epoch from current_setting('statement_timeout')::interval)::double precision as statement_timeout,
@@ -8,4 +9,10 @@ select extract(epoch from current_setting('statement_timeout')::interval)::doubl
        pg_notification_queue_usage() as queue,
        current_setting('autovacuum')::boolean and current_setting('track_counts')::boolean as autovacuum,
        current_setting('log_lock_waits')::boolean as log_lock_waits,
-       clock_timestamp() as now
+       clock_timestamp() as now,
+       case
+         when exists (select from pg_roles r where r.rolname in ('postern_operator', 'postern_readonly') and pg_has_role(r.oid, 'member'))
+              and not exists (select from pg_roles r where r.rolname in ('postern_dispatcher', 'postern_owner') and pg_has_role(r.oid, 'member'))
+         then current_user::text
+         else ''
+       end as operator

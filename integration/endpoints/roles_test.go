@@ -29,6 +29,7 @@ func TestPrivileges(t *testing.T) {
 		"dispatcher":            testDispatcherRoleSuffices,
 		"hijacking":             testFunctionsCannotBeHijacked,
 		"what is said at start": testStartSaysWhatIsMissing,
+		"doctor":                testDoctorOfEachRole,
 	} {
 		db := withRoles(t, cluster)
 		t.Run(name, func(t *testing.T) {
@@ -339,6 +340,23 @@ func saysWhatIsMissing(t testing.TB, db *pgtest.Database, name, url string, word
 	for _, w := range words {
 		if err == nil || !strings.Contains(err.Error(), w) {
 			t.Errorf("%s: %v; want %q", name, err, w)
+		}
+	}
+}
+
+// The doctor finds nothing wrong with a role that has what its work needs: the
+// dispatcher's may read all that the doctor looks at, and an operator's is not
+// blamed for what only a dispatcher needs.
+func testDoctorOfEachRole(t *testing.T, db *pgtest.Database) {
+	for role, want := range map[string]string{
+		"dispatcher": "no dispatcher has been heard of", "operator": "is an operator's", "readonly": "is an operator's",
+	} {
+		config := fleet.Config(t, db)
+		config.DatabaseURL = login(t, db, role)
+		found, err := dispatcher.Examine(t.Context(), config)
+		text := dispatcher.Summary(found)
+		if err != nil || dispatcher.Verdict(found) != nil || strings.Contains(text, "not looked at") != (role != "dispatcher") || !strings.Contains(text, want) {
+			t.Errorf("%s: %v\n%s", role, err, text)
 		}
 	}
 }

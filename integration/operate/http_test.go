@@ -224,4 +224,9 @@ func TestExpiredBehindABreakerIsCounted(t *testing.T) {
 	db.Exec(`insert into postern.outbox (event_type, payload, target_url, expires_at) values ('a.b', '{}', 'https://shut.example/', now() + interval '100 ms')`)
 	fleet.Start(t, config)
 	exports(t, url, `postern_dead_letters_total{reason="expired"} 1`)
+
+	// Replayed it dies again, also where the door is open.
+	db.Exec(`select postern.resume('https://shut.example')`)
+	db.Exec(`update postern.message set status = 'pending' where status = 'dead'`)
+	exports(t, url, `postern_dead_letters_total{reason="expired"} 2`)
 }

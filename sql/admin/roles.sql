@@ -84,7 +84,7 @@ grant select on postern.source, postern.schema_migrations to postern_receiver;
 
 /* dispatcher */
 
-grant select on postern.outbox, postern.endpoint, postern.schema_migrations, postern.backlog, postern.held_snapshot to postern_dispatcher;
+grant select on postern.outbox, postern.endpoint, postern.schema_migrations to postern_dispatcher;
 grant update (status, reason, failing_since) on postern.endpoint to postern_dispatcher;
 grant select, update, delete on postern.delivery to postern_dispatcher;
 grant select, insert on postern.attempt to postern_dispatcher;
@@ -122,7 +122,8 @@ $$;
 
 grant pg_read_all_stats to postern_operator;
 
-/* readonly: the views. A view reads with its owner's rights, but calls functions
+/* readonly: the views; the dispatcher reads them for `postern doctor` and
+`postern status`. A view reads with its owner's rights, but calls functions
 with those of who asks. */
 
 do $$
@@ -135,7 +136,7 @@ begin
   for o in
     select c.oid::regclass as name from pg_catalog.pg_class c where c.relnamespace = 'postern'::regnamespace and c.relkind = 'v'
   loop
-    execute format('grant select on %s to postern_readonly, postern_operator', o.name);
+    execute format('grant select on %s to postern_readonly, postern_operator, postern_dispatcher', o.name);
   end loop;
   for o in
     select p.oid::regprocedure as name, p.proname = any (helpers) or p.proname ~ '^(sample|estimate)_' as helps,

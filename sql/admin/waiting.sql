@@ -9,7 +9,7 @@ Why is this message waiting?
   \quit
 \endif
 
-select not exists (select from postern.outbox where message_id = :'message') as unknown
+select not exists (select from postern.message where message_id = :'message') as unknown
 \gset
 \if :unknown
   \warn 'no message has this id: it is mistyped, its transaction has not committed, or retention has removed it'
