@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -255,10 +256,13 @@ func (d *Dispatcher) report(ctx context.Context) {
 	}
 }
 
+// reportOnce writes all that is to be written: what cannot be, for a row that
+// somebody holds, must not keep the rest back.
 func (d *Dispatcher) reportOnce(ctx context.Context) error {
-	if err := d.writeHolds(ctx); err != nil {
-		return err
-	}
+	return errors.Join(d.writeHolds(ctx), d.writeEvidence(ctx))
+}
+
+func (d *Dispatcher) writeEvidence(ctx context.Context) error {
 	var watched []string
 	for name, row := range d.breakers.known.All() {
 		if row.Watched {

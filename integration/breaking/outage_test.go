@@ -327,3 +327,26 @@ func TestProbeFindsTheDoorThatIsWanted(t *testing.T) {
 	rcv.Wait(1, 40*time.Second)
 	t.Logf("probed after %s", time.Since(began).Round(10*time.Millisecond))
 }
+
+// Somebody holds the row of a destination that asks for patience with every
+// answer. What others have to answer for is reported all the same.
+func TestHoldThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	busy, bad := receiver.New(t, receiver.Status(429, "Retry-After: 2")), receiver.New(t, receiver.Status(500))
+	db.Exec(`insert into postern.breaker (destination) values ($1)`, busy.URL)
+	operator := db.Connect()
+	if _, err := operator.Exec(t.Context(), `begin; select * from postern.breaker for update`); err != nil {
+		t.Fatal(err)
+	}
+	c, said := config(t, db)
+	c.MaxAttempts = 1000
+	fleet.Start(t, c)
+	stop := trickle(t, db, busy.URL)
+	defer stop()
+	pgtest.Eventually(t, time.Minute, "a hold could not be written", func() bool { return said.count("reporting evidence failed") > 0 })
+	insertMany(db, bad.URL, 20)
+	pgtest.Eventually(t, 40*time.Second, "the other breaker opens", func() bool {
+		return count(t, db, `select count(*) from postern.breaker where destination = $1 and state <> 'closed'`, bad.URL) == 1
+	})
+}
