@@ -81,6 +81,9 @@ func hungNeighbour(t *testing.T, lasts time.Duration) {
 	if n := len(healthy.IDs()); n != sent {
 		t.Errorf("%d of %d healthy messages came", n, sent)
 	}
+	if n := hung.MaxInFlight(); n > 256/4 {
+		t.Errorf("the hung one held %d of 256 slots, want at most a quarter", n)
+	}
 	_ = d.Stop()
 }
 
