@@ -86,10 +86,9 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed
 		d.destinations.putBack(shares)
 		return nil, nil, err
 	}
-	cost := time.Since(started)
-	d.metrics.claimed(len(rows), cost)
+	d.metrics.claimed(len(rows), time.Since(started))
 	return rows, board(rows, shares, func(s share, n int, last floor) []*flight {
-		return d.destinations.take(s, n, last, started, cost)
+		return d.destinations.take(s, n, last, started)
 	}), nil
 }
 
@@ -142,47 +141,6 @@ func board(rows []*claimed, shares []share, take func(s share, n int, last floor
 		}
 	}
 	return flights
-}
-
-// found is one row of find.sql.
-type found struct {
-	N             int
-	Destination   string
-	NextAttemptAt time.Time // of the first row
-	Due           bool
-	Orphaned      bool
-	Governed      bool
-}
-
-// steps is how many destinations one scan looks at.
-const steps = 500
-
-// find goes on with the scan for destinations that have something due, and
-// reports whether it came to the end.
-func (d *Dispatcher) find(ctx context.Context) (ended bool, err error) {
-	rows, err := query(ctx, d.db, "find", pgx.StrictNamedArgs{
-		"after": d.foundUpTo,
-		"steps": steps,
-		"ramp":  d.ramp(),
-	}, pgx.RowToStructByName[found])
-	if err != nil {
-		return false, err
-	}
-	for _, row := range rows {
-		if row.Due {
-			d.destinations.mark(row.Destination, row.Governed)
-			d.destinations.begins(row.Destination, row.NextAttemptAt)
-		}
-		if row.Orphaned {
-			d.orphaned(row.Destination)
-		}
-	}
-	if len(rows) < steps {
-		d.foundUpTo = ""
-		return true, nil
-	}
-	d.foundUpTo = rows[len(rows)-1].Destination
-	return false, nil
 }
 
 // newer is one row of fresh.sql.

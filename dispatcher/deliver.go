@@ -52,7 +52,7 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	}
 	d.destinations.land(slot, e.sent && e.verdict != verdictRelease)
 	if e.verdict == verdictRelease {
-		d.destinations.lookBack(c.Destination)
+		d.destinations.lookBack(c.Destination, c.NextAttemptAt)
 	}
 }
 

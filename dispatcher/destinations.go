@@ -44,11 +44,7 @@ type destination struct {
 	place   int // in the waiting line
 	endings int // of leases, while governed
 
-	// Where live rows began when last claimed, and when that was last looked
-	// at from the very beginning.
-	floor     floor
-	swept     time.Time
-	sweepCost time.Duration
+	floor floor // where live rows began when last claimed or found
 }
 
 // floor is a place in the claim index. The zero floor is its beginning.
@@ -71,7 +67,6 @@ type share struct {
 	room  int // what it could take on top of quota
 	slow  bool
 	floor floor
-	sweep bool // from the very beginning
 
 	governed bool
 	endings  int
@@ -103,16 +98,6 @@ func (ds *destinations) mark(name string, governed bool) {
 		ds.later.leave(d)
 	}
 	ds.queue(d)
-}
-
-// begins says where the first row of a destination was found. One before the
-// floor was committed late, or has gone back.
-func (ds *destinations) begins(name string, at time.Time) {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	if d := ds.known[name]; d != nil && at.Before(d.floor.at) {
-		d.swept = time.Time{}
-	}
 }
 
 // queue puts a destination at the end of the line, once.
@@ -188,17 +173,8 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 	return shares
 }
 
-// share starts a share at the floor, or at the very beginning when it is time
-// to look there again: a transaction may have committed rows older than the
-// floor. The costlier that is, the more rarely.
 func (d *destination) share(now time.Time) share {
-	s := share{of: d, slow: !d.isQuick(now), governed: d.governed, endings: d.endings}
-	if now.Sub(d.swept) > max(time.Second, 20*d.sweepCost) {
-		s.sweep = true
-	} else {
-		s.floor = d.floor
-	}
-	return s
+	return share{of: d, slow: !d.isQuick(now), governed: d.governed, endings: d.endings, floor: d.floor}
 }
 
 // slowInFlight adds up the slots held by destinations that are slow or that
@@ -265,20 +241,17 @@ func (s *share) wants(slowRoom int) bool {
 // last, and returns the flights that now hold slots. A destination that gave
 // what it was asked for goes to the end of the line; another has nothing more
 // due.
-func (ds *destinations) take(s share, n int, last floor, now time.Time, cost time.Duration) []*flight {
+func (ds *destinations) take(s share, n int, last floor, now time.Time) []*flight {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	if n == s.quota {
 		ds.queue(s.of)
 	}
-	return ds.takeOff(s, n, last, now, cost)
+	return ds.takeOff(s, n, last, now)
 }
 
-func (ds *destinations) takeOff(s share, n int, last floor, now time.Time, cost time.Duration) []*flight {
+func (ds *destinations) takeOff(s share, n int, last floor, now time.Time) []*flight {
 	d := s.of
-	if s.sweep {
-		d.swept, d.sweepCost = now, cost
-	}
 	if n > 0 {
 		d.floor = last
 		ds.active[d] = struct{}{}
@@ -323,13 +296,14 @@ func (ds *destinations) land(f *flight, answered bool) {
 	}
 }
 
-// lookBack makes the next claim of a destination start at the very beginning:
-// a row may have gone back to where it was.
-func (ds *destinations) lookBack(name string) {
+// lookBack makes the next claim of a destination start no later than at a row
+// that was found, or that has gone back to where it was.
+func (ds *destinations) lookBack(name string, at time.Time) {
+	before := floor{at: at.Add(-time.Microsecond)} // the database's clock has no finer parts
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	if d := ds.known[name]; d != nil {
-		d.swept = time.Time{}
+	if d := ds.known[name]; d != nil && (before.at.Before(d.floor.at) || d.floor == floor{}) {
+		d.floor = before
 	}
 }
 

@@ -25,7 +25,7 @@ func prove(ds *destinations, name string, took time.Duration) {
 		if s.of.name != name {
 			panic("another destination was waiting")
 		}
-		for _, f := range ds.take(s, 1, floor{}, now, 0) {
+		for _, f := range ds.take(s, 1, floor{}, now) {
 			ds.land(f, true)
 		}
 	}
@@ -57,7 +57,7 @@ func TestQuickDestinationThatHangsIsSlow(t *testing.T) {
 	ds.mark("a", false)
 	now := time.Now()
 	for _, s := range ds.choose(20, now) {
-		ds.take(s, s.quota, floor{}, now, 0)
+		ds.take(s, s.quota, floor{}, now)
 	}
 	ds.mark("a", false)
 	if sum, _ := quotas(ds.choose(1000, now.Add(500*time.Millisecond))); sum != 36 {
@@ -96,7 +96,7 @@ func TestTurns(t *testing.T) {
 		now := time.Now()
 		for _, s := range ds.choose(100, now) {
 			order += s.of.name
-			for _, f := range ds.take(s, 1, floor{}, now, 0) {
+			for _, f := range ds.take(s, 1, floor{}, now) {
 				ds.land(f, true)
 			}
 		}
@@ -113,39 +113,42 @@ func TestMarkDuringAClaimIsKept(t *testing.T) {
 	ds.mark("a", false)
 	shares := ds.choose(8, time.Now())
 	ds.mark("a", false)
-	ds.take(shares[0], 0, floor{}, time.Now(), 0)
+	ds.take(shares[0], 0, floor{}, time.Now())
 	if !ds.waiting() {
 		t.Error("the mark is lost")
 	}
 }
 
-func TestFloorAndSweep(t *testing.T) {
+// A claim starts where the last one ended, or where something was found before
+// that.
+func TestFloor(t *testing.T) {
 	ds := newDestinations(8)
-	start := time.Now()
-	claim := func(at time.Time, last floor, n int) share {
+	now := time.Now().Truncate(time.Microsecond)
+	claim := func(last floor, n int) share {
 		ds.mark("a", false)
-		shares := ds.choose(1, at)
-		for _, f := range ds.take(shares[0], n, last, at, 10*time.Millisecond) {
+		shares := ds.choose(1, now)
+		for _, f := range ds.take(shares[0], n, last, now) {
 			ds.land(f, true)
 		}
 		return shares[0]
 	}
-	here, back := floor{start, 7}, floor{start.Add(-time.Hour), 3}
-	if s := claim(start, here, 1); !s.sweep || s.floor != (floor{}) {
+	here, early := floor{now, 7}, now.Add(-time.Hour)
+	if s := claim(here, 1); s.floor != (floor{}) {
 		t.Errorf("the first claim starts at %+v", s.floor)
 	}
-	if s := claim(start.Add(500*time.Millisecond), floor{}, 0); s.sweep || s.floor != here {
+	ds.lookBack("a", now.Add(time.Hour))
+	if s := claim(floor{}, 0); s.floor != here {
 		t.Errorf("the second claim starts at %+v, want %+v", s.floor, here)
 	}
-	if s := claim(start.Add(1100*time.Millisecond), back, 1); !s.sweep {
-		t.Error("no sweep after a second")
+	ds.lookBack("a", early)
+	if s := claim(floor{}, 0); !s.floor.at.Before(early) || s.floor.at.Before(early.Add(-time.Millisecond)) {
+		t.Errorf("it starts at %+v for something found at %s", s.floor, early)
 	}
-	if s := claim(start.Add(1200*time.Millisecond), floor{}, 0); s.floor != back {
-		t.Errorf("the sweep did not move the floor back: %+v", s.floor)
-	}
-	ds.lookBack("a")
-	if s := claim(start.Add(1300*time.Millisecond), floor{}, 0); !s.sweep {
-		t.Error("no sweep after a row went back")
+	ds.lookBack("b", early) // never heard of
+	ds.mark("c", false)
+	ds.lookBack("c", now)
+	if s := ds.choose(1, now); s[0].floor.at.IsZero() {
+		t.Error("what was found first is not where the first claim starts")
 	}
 }
 
@@ -177,7 +180,7 @@ func TestSlotsUnderRandomLoad(t *testing.T) {
 					ds.putBack([]share{s})
 					continue
 				}
-				out = append(out, ds.take(s, rnd.IntN(s.quota+1), floor{now, 1}, now, time.Millisecond)...)
+				out = append(out, ds.take(s, rnd.IntN(s.quota+1), floor{now, 1}, now)...)
 			}
 		case 2:
 			for len(out) > 0 && rnd.IntN(4) > 0 {

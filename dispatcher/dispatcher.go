@@ -80,6 +80,7 @@ type Dispatcher struct {
 	keys         keyring            // of endpoints
 	jobs         chan job           // to goroutines that wait for one
 	wakeups      chan struct{}      // a hint that something is due; holds one
+	unseen       chan struct{}      // a hint that seek has something to find; holds one
 	listener     *listener
 	breakers     *breakers
 	metrics      *metrics
@@ -98,10 +99,7 @@ type Dispatcher struct {
 	seenThen  int64 // the same at seenAt
 	late      int64 // the same a little earlier
 	seenAt    time.Time
-	foundUpTo string // where find goes on
-	nextFind  time.Time
-	findAgain time.Time // before which find would take too much of the time
-	woken     bool      // the last wait was ended by a wake-up
+	woken     bool // the last wait was ended by a wake-up
 	lastFresh time.Time
 	busy      bool // the last round started something
 }
@@ -146,6 +144,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 		d.recorders.Go(func() { d.record(known) })
 	}
 	var background sync.WaitGroup
+	background.Go(func() { d.seek(ctx) })
 	background.Go(func() { d.beat(ctx) })
 	background.Go(func() { d.expire(ctx) })
 	background.Go(func() { d.cancelOrphans(ctx) })
@@ -211,6 +210,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
 		jobs:         make(chan job),
 		wakeups:      make(chan struct{}, 1),
+		unseen:       make(chan struct{}, 1),
 		orphans:      make(chan string, steps),
 		breakers:     newBreakers(cfg.Breaker),
 	}
@@ -415,9 +415,9 @@ func (d *Dispatcher) work(j job) {
 	}
 }
 
-// look finds out what is due: new rows by the tail, all others by the scan,
-// which goes on at once only while it has not come to the end. Inserts are
-// silent as long as this process is busy and so looks again anyway.
+// look finds out what is newly due, by the tail of rows; all else is found by
+// seek. Inserts are silent as long as this process is busy and so looks again
+// anyway.
 func (d *Dispatcher) look(ctx context.Context) error {
 	now := time.Now()
 	if !d.destinations.waiting() || now.Sub(d.lastFresh) > freshInterval {
@@ -430,30 +430,11 @@ func (d *Dispatcher) look(ctx context.Context) error {
 		}
 		d.lastFresh = now
 	}
-	// Something was committed, and it is not at the tail: it was begun long ago.
-	unseen := d.woken && !d.destinations.waiting() && now.After(d.findAgain)
+	if d.woken && !d.destinations.waiting() {
+		hint(d.unseen)
+	}
 	d.woken = false
-	if now.Before(d.nextFind) && !unseen {
-		return nil
-	}
-	ended, err := d.find(ctx)
-	if err != nil {
-		return err
-	}
-	d.findAgain = time.Now().Add(20 * time.Since(now))
-	d.nextFind = d.findAgain
-	if ended {
-		d.nextFind = later(d.findAgain, now.Add(d.cfg.PollInterval))
-		d.destinations.forget(now)
-	}
 	return nil
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // await waits for a wake-up or until it is time to look again. Where known work

@@ -49,14 +49,13 @@ func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]*clai
 		d.destinations.putBack(shares)
 		return nil, nil, err
 	}
-	cost := time.Since(started)
 	byName := make(map[string]allowed, len(rules))
 	for _, rule := range rules {
 		byName[rule.Destination] = rule
 	}
 	return rows, board(rows, shares, func(s share, n int, last floor) []*flight {
 		rule, held := byName[s.of.name]
-		return d.destinations.takeGoverned(s, n, last, rule, held, started, cost)
+		return d.destinations.takeGoverned(s, n, last, rule, held, started)
 	}), nil
 }
 
@@ -71,7 +70,7 @@ func (d *Dispatcher) govern(names []string, quotas []int32, probing bool, rules 
 
 // takeGoverned is take for a governed destination. Without its control row
 // another dispatcher was claiming for it.
-func (ds *destinations) takeGoverned(s share, n int, last floor, rule allowed, held bool, now time.Time, cost time.Duration) []*flight {
+func (ds *destinations) takeGoverned(s share, n int, last floor, rule allowed, held bool, now time.Time) []*flight {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	d := s.of
@@ -90,7 +89,7 @@ func (ds *destinations) takeGoverned(s share, n int, last floor, rule allowed, h
 	default:
 		ds.wait(d, now.Add(ds.patience(rule)), rule.Capped)
 	}
-	return ds.takeOff(s, n, last, now, cost)
+	return ds.takeOff(s, n, last, now)
 }
 
 // patience is how long a destination waits that has got all it is allowed. A

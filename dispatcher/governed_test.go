@@ -15,7 +15,7 @@ func TestDestinationThatIsMadeToWaitTwice(t *testing.T) {
 		shares := ds.choose(10, now)
 		ds.mark("ep_1", true) // by somebody else, during the claim
 		for _, s := range shares {
-			ds.takeGoverned(s, 0, floor{}, allowed{}, false, now, 0)
+			ds.takeGoverned(s, 0, floor{}, allowed{}, false, now)
 		}
 	}
 	if n := len(ds.later); n != 1 {

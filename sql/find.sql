@@ -1,9 +1,10 @@
 /*
-Finds destinations that have something due and an open door, by a loose scan
-over the claim index: one descent per destination, however many rows wait
-behind it. Goes on after @after and looks at no more than @steps destinations,
-so that a claim never pays for all of them. The scan goes on after the last row's
-destination; one that came to the end has fewer than @steps rows.
+Finds destinations that have something due and an open door, and where their
+next claims have to begin, by a loose scan over the claim index: one descent per
+destination, however many rows wait behind it. What is under a lease is passed
+over. Goes on after @after and looks at no more than @steps destinations; the
+next scan goes on after the last row's. One that came to the end has fewer than
+@steps rows.
 
 A destination is `governed` when its claims must be counted over all
 dispatchers: a cap or rate of its endpoint, a breaker that closed less than
@@ -11,13 +12,14 @@ dispatchers: a cap or rate of its endpoint, a breaker that closed less than
 
 It is `orphaned` when its endpoint is deleted: what waits for it is cancelled.
 
-Zero rows: no pending delivery lies beyond @after.
+Zero rows: beyond @after nothing is pending and free.
 */
 with recursive step as (
   (select 1 as n, d.destination, d.next_attempt_at, d.endpoint_id
      from postern.delivery d
     where d.status = 'pending'
       and d.destination > @after
+      and (d.leased_until is null or d.leased_until < now())
     order by d.destination, d.next_attempt_at, d.id
     limit 1)
    union all
@@ -28,6 +30,7 @@ with recursive step as (
        from postern.delivery d
       where d.status = 'pending'
         and d.destination > step.destination
+        and (d.leased_until is null or d.leased_until < now())
       order by d.destination, d.next_attempt_at, d.id
       limit 1
    ) next
