@@ -88,8 +88,7 @@ type Dispatcher struct {
 	warned       time.Time // of a held snapshot; used by sample alone
 	flying       sync.WaitGroup
 	recorders    sync.WaitGroup
-	behind       atomic.Int32 // recorders that wait for the database
-	catchingUp   atomic.Bool  // one did, and not all that was known then is recorded
+	behind       behind
 	parked       atomic.Int32 // outcomes whose deliveries others have locked
 	lost         atomic.Int64 // requests cut and outcomes not recorded
 	orphans      chan string  // destinations whose endpoint is deleted
@@ -344,14 +343,7 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 // isBehind reports whether outcomes wait since recording failed: leases may have
 // run out meanwhile, and what is claimed now would be sent once more.
 func (d *Dispatcher) isBehind() bool {
-	if d.behind.Load() > 0 {
-		return true
-	}
-	if d.catchingUp.Load() && d.db.vitals.unrecorded.Load() > d.parked.Load() {
-		return true
-	}
-	d.catchingUp.Store(false)
-	return false
+	return d.behind.lasts(func() bool { return d.db.vitals.unrecorded.Load() > d.parked.Load() })
 }
 
 // claimSome looks for due work and starts up to limit deliveries.

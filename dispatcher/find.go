@@ -67,7 +67,7 @@ func (d *Dispatcher) awaitUnseen(ctx context.Context, limit time.Duration) {
 // on, "" at the end, and whether some have work. While the database is not to be
 // asked for work, it does not look.
 func (d *Dispatcher) find(ctx context.Context, after string) (next string, due bool, err error) {
-	if !d.admits() || d.behind.Load() > 0 {
+	if !d.admits() || d.isBehind() {
 		return "", false, nil
 	}
 	rows, err := query(ctx, d.db, "find", pgx.StrictNamedArgs{

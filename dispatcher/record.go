@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -97,15 +98,43 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 		d.log.Error().Err(err).Int("outcomes", len(batch)).Msg("recording failed; trying again")
 		if !behind && !refused(err) {
 			behind = true
-			d.catchingUp.Store(true)
-			d.behind.Add(1)
-			defer d.behind.Add(-1)
+			d.behind.begin()
+			defer d.behind.end()
 		}
 		if !pause(ctx, 100*time.Millisecond+backoff(try, 100*time.Millisecond, 2*time.Second, rand.Int64N)) {
 			d.giveUp(batch)
 			return
 		}
 	}
+}
+
+// behind tells since when outcomes wait for the database: from the first that
+// could not be recorded until none waits any more.
+type behind struct {
+	mu         sync.Mutex
+	recorders  int  // that wait for the database
+	catchingUp bool // one did, and not all that was known then is recorded
+}
+
+func (b *behind) begin() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.recorders++
+	b.catchingUp = true
+}
+
+func (b *behind) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.recorders--
+}
+
+// lasts is asked while nobody can begin or end.
+func (b *behind) lasts(waiting func() bool) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.catchingUp = b.catchingUp && (b.recorders > 0 || waiting())
+	return b.catchingUp
 }
 
 // lockedPause is how often deliveries that somebody has locked are looked at.
