@@ -198,8 +198,8 @@ func TestKnownOutcomesGoBeforeClaims(t *testing.T) {
 	const n = 50
 	db := pgtest.DB(t)
 	db.Exec(`
-		create sequence refusals;
-		create function refuse() returns trigger language plpgsql as $$ begin perform nextval('refusals'); raise exception sqlstate '57014'; end $$;
+		create sequence public.refusals;
+		create function refuse() returns trigger language plpgsql as $$ begin perform nextval('public.refusals'); raise exception sqlstate '57014'; end $$;
 		create trigger refuse before insert on postern.attempt for each statement execute function refuse()`)
 	gate := receiver.NewGate()
 	rcv := receiver.New(t, gate.Then(receiver.Status(200)))
@@ -212,7 +212,7 @@ func TestKnownOutcomesGoBeforeClaims(t *testing.T) {
 	gate.Open()
 	pgtest.Eventually(t, time.Minute, "all is answered", func() bool { return rcv.InFlight() == 0 })
 	pgtest.Eventually(t, time.Minute, "its recorders were refused", func() bool {
-		return pgtest.Scan[int](t, db, `select last_value::int from refusals`) >= 4
+		return pgtest.Scan[int](t, db, `select last_value::int from public.refusals`) >= 4
 	})
 	db.Exec(`update postern.delivery set leased_until = now() - interval '1 s'`)
 	lapsed := time.Now()
