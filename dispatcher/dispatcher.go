@@ -51,7 +51,7 @@ var ErrCut = errors.New("stopped with work cut short")
 const (
 	// freshInterval is how long new rows are not looked for while known work
 	// waits for slots.
-	freshInterval = 10 * time.Millisecond
+	freshInterval = 25 * time.Millisecond
 	// busySilence is how long inserts do not wake a process that has just found
 	// work. It must be over soon after a process that was killed.
 	busySilence = 500 * time.Millisecond
