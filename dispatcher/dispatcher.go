@@ -55,8 +55,11 @@ const (
 	// busySilence is how long inserts do not wake a process that has just found
 	// work. It must be over soon after a process that was killed.
 	busySilence = 500 * time.Millisecond
-	// gather is how long a claim waits for slots beside the first free one.
+	// gather is how long a claim waits for slots beside the first free one, and
+	// enough is how many it does not wait beyond: while it runs, more come free
+	// for the next.
 	gather = 4 * time.Millisecond
+	enough = 16
 	// minIdle is the first wait after work has run out. Transactions whose
 	// insert saw that nobody needed waking commit within milliseconds.
 	minIdle = 2 * time.Millisecond
@@ -462,7 +465,7 @@ func (d *Dispatcher) awaitSlot(ctx context.Context) {
 // awaitSlots waits until a slot is free. While most of them are taken it waits a
 // little longer for others, so that a claim is worth its cost.
 func (d *Dispatcher) awaitSlots(ctx context.Context) {
-	want := min(d.cfg.Batch, max(1, d.cfg.Slots/8))
+	want := min(d.cfg.Batch, enough, max(1, d.cfg.Slots/8))
 	sayWell := time.NewTicker(unreadyAfter / 3)
 	defer sayWell.Stop()
 	var gathered <-chan time.Time
