@@ -311,7 +311,7 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 		default:
 			failures = 0
 			d.await(ctx, d.destinations.untilNext(time.Now(), idle))
-			idle = min(2*idle, d.cfg.PollInterval)
+			idle = d.ease(idle)
 		}
 	}
 }
@@ -448,6 +448,17 @@ func (d *Dispatcher) await(ctx context.Context, idle time.Duration) {
 		d.woken = true
 	case <-freed:
 	}
+}
+
+// ease is how long to wait after a wait that brought nothing: twice as long. A
+// wake-up may have been for what cannot be sent now, such as a message behind an
+// open breaker, and an insert that saw that it need not wake anybody commits only
+// now: after one it is looked again soon.
+func (d *Dispatcher) ease(idle time.Duration) time.Duration {
+	if d.woken {
+		return minIdle
+	}
+	return min(2*idle, d.cfg.PollInterval)
 }
 
 // awaitSlot waits until some request has ended, or more slots may be used than a
