@@ -49,8 +49,8 @@ import (
 var ErrCut = errors.New("stopped with work cut short")
 
 const (
-	// freshInterval is how long new rows are not looked for while known work
-	// waits for slots.
+	// freshInterval is how long new rows are not looked for while one claim of
+	// known work follows the other.
 	freshInterval = 25 * time.Millisecond
 	// busySilence is how long inserts do not wake a process that has just found
 	// work. It must be over soon after a process that was killed.
@@ -412,10 +412,11 @@ func (d *Dispatcher) work(j job) {
 
 // look finds out what is newly due, by the tail of rows; all else is found by
 // seek. Inserts are silent as long as this process is busy and so looks again
-// anyway.
+// anyway. Work that waits because its destination hangs is no reason to look
+// less often.
 func (d *Dispatcher) look(ctx context.Context) error {
 	now := time.Now()
-	if !d.destinations.waiting() || now.Sub(d.lastFresh) > freshInterval {
+	if d.woken || !d.busy || !d.destinations.waiting() || now.Sub(d.lastFresh) > freshInterval {
 		quiet := time.Duration(0)
 		if d.busy {
 			quiet = busySilence

@@ -3,6 +3,9 @@ package dispatcher
 import (
 	"testing"
 	"time"
+
+	"postern/breaker"
+	"postern/integration/pgtest"
 )
 
 // A wake-up that brings nothing, for a message behind an open breaker, may hide
@@ -21,5 +24,43 @@ func TestWaitsGrowUnlessWoken(t *testing.T) {
 	d.await(t.Context(), time.Minute)
 	if idle = d.ease(idle); idle != minIdle {
 		t.Errorf("after a wake-up it waits %s, want %s", idle, minIdle)
+	}
+}
+
+// A destination that hangs has more due than it may have slots for, all the time.
+// That is known work, and no reason to leave new rows for later: only while this
+// process starts one delivery after the other may they wait a little.
+func TestKnownWorkHidesNoNewRows(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name        string
+		woken, busy bool
+		seen        bool
+	}{
+		{"after a wake-up", true, true, true},
+		{"when nothing could be started", false, false, true},
+		{"while there is much to start", false, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			rows := pgtest.DB(t)
+			db, err := open(t.Context(), rows.URL, "postern")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.pool.Close()
+			d := &Dispatcher{
+				db: db, destinations: newDestinations(8), breakers: newBreakers(breaker.Settings{}), unseen: make(chan struct{}, 1),
+				lastFresh: time.Now().Add(time.Hour), woken: c.woken, busy: c.busy,
+			}
+			d.destinations.mark("https://hangs.example", false)
+			rows.Exec(`insert into postern.outbox (event_type, payload, target_url) values ('a', '1', 'https://new.example')`)
+			if err := d.look(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if seen := d.destinations.known["https://new.example"] != nil; seen != c.seen {
+				t.Errorf("the new row was seen: %t, want %t", seen, c.seen)
+			}
+		})
 	}
 }
