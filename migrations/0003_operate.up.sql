@@ -672,10 +672,10 @@ select d.outbox_id,
        o.event_type,
        d.destination,
        d.reason,
-       d.attempts,
+       d.attempts::integer as attempts,
        d.last_status,
        d.last_error,
-       d.next_attempt_at as died_at,
+       d.next_attempt_at::timestamptz as died_at,
        o.created_at,
        d.id as delivery_id
   from postern.delivery d

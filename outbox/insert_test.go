@@ -124,11 +124,50 @@ func TestErrorsAtInsertNameColumnAndRule(t *testing.T) {
 		{"event_type, payload, deliver_after", `'a', '{}', 'infinity'`, "deliver_after and expires_at are finite"},
 		{"event_type, payload, max_attempts", `'a', '{}', 0`, "max_attempts is between 1 and 1000"},
 		{"event_type, payload, tenant", `'a', '{}', repeat('x', 256)`, "tenant is at most 255 bytes"},
+		{"event_type, payload, idempotency_key", `'a', '{}', repeat('x', 256)`, "idempotency_key is 1 to 255 bytes"},
+		{"event_type, payload, message_id", `'a', '{}', repeat('x', 65)`, "message_id is 1 to 64 of A-Z a-z 0-9 _ -"},
+		{"event_type, payload, expires_at", `'a', '{}', '-infinity'`, "deliver_after and expires_at are finite"},
+		{"event_type, payload, headers", `'a', '{}', jsonb_build_object('a', repeat('x', 16384))`, "headers is a JSON object of at most 16 KiB"},
+		// Too long for the index, which is written before the rules are looked at.
+		{"event_type, payload, idempotency_key", `'a', '{}', (select string_agg(md5(i::text), '') from generate_series(1, 100) i)`, "idempotency_key is unique within tenant"},
 	} {
 		_, err := db.Pool.Exec(t.Context(), fmt.Sprintf(`insert into postern.outbox (%s) values (%s)`, test.columns, test.values))
 		if err == nil || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("insert (%s): got %v, want %q", test.columns, err, test.says)
 		}
+	}
+}
+
+// A row that is refused takes those that were written with it along, by whatever
+// command, and is not shown to whoever reads the server's log.
+func TestOneRowThatIsRefused(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	for name, write := range map[string]func() error{
+		"one statement": func() error {
+			_, err := db.Pool.Exec(t.Context(), `
+				insert into postern.outbox (event_type, payload, target_url)
+				select case i when 7 then 'canary type' else 'a' end, 'canary payload', 'https://a.example/canary' from generate_series(1, 10) i`)
+			return err
+		},
+		"copy": func() error {
+			_, err := db.Pool.CopyFrom(t.Context(), pgx.Identifier{"postern", "outbox"}, []string{"event_type", "payload"},
+				pgx.CopyFromRows([][]any{{"a", "canary payload"}, {"canary type", "canary payload"}}))
+			return err
+		},
+	} {
+		err := write()
+		var server *pgconn.PgError
+		if !errors.As(err, &server) || server.Code != "23514" || server.TableName != "outbox" || server.ConstraintName != "event_type is 1 to 255 of A-Z a-z 0-9 _ - . /" {
+			t.Errorf("%s: got %v", name, err)
+			continue
+		}
+		if said := fmt.Sprintf("%+v", *server); strings.Contains(said, "canary") {
+			t.Errorf("%s: the row is shown: %s", name, said)
+		}
+	}
+	if n := pgtest.Scan[int](t, db, `select (select count(*) from postern.outbox) + (select count(*) from postern.delivery)`); n != 0 {
+		t.Errorf("%d rows were written", n)
 	}
 }
 
