@@ -39,6 +39,7 @@ type claimed struct {
 
 	EndpointStatus     *string
 	EndpointGeneration *int64
+	Failing            *bool // the endpoint, for some time
 	Style              *string
 	Secret             *string
 	PreviousSecret     *string
@@ -81,7 +82,9 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed
 		return nil, nil, nil
 	}
 	started := time.Now()
-	rows, err := query(ctx, d.db, "claim", d.claimArgs(shares, false), pgx.RowToAddrOfStructByName[claimed])
+	args := d.claimArgs(shares)
+	_, args["quotas"] = wanted(shares)
+	rows, err := query(ctx, d.db, "claim", args, pgx.RowToAddrOfStructByName[claimed])
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err
@@ -92,8 +95,9 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed
 	}), nil
 }
 
-func (d *Dispatcher) claimArgs(shares []share, governed bool) pgx.StrictNamedArgs {
-	names, quotas := wanted(shares)
+// claimArgs are what a claim is told, whoever counts it.
+func (d *Dispatcher) claimArgs(shares []share) pgx.StrictNamedArgs {
+	names, _ := wanted(shares)
 	at := make([]time.Time, len(shares))
 	ids := make([]int64, len(shares))
 	for i, s := range shares {
@@ -101,10 +105,8 @@ func (d *Dispatcher) claimArgs(shares []share, governed bool) pgx.StrictNamedArg
 	}
 	return pgx.StrictNamedArgs{
 		"destinations": names,
-		"quotas":       quotas,
 		"floors_at":    at,
 		"floors_id":    ids,
-		"governed":     governed,
 		"ramp":         d.ramp(),
 		"dispatcher":   d.id,
 		"timeout":      d.cfg.Timeout,
@@ -122,7 +124,7 @@ func wanted(shares []share) (names []string, quotas []int32) {
 }
 
 // board gives each claimed row the flight that holds its slot. Take is told
-// how many rows a share brought and where the last of them lies.
+// how many rows a share brought and where the last of them lies in the index.
 func board(rows []*claimed, shares []share, take func(s share, n int, last floor) []*flight) []*flight {
 	byName := make(map[string][]int, len(shares))
 	for i := range rows {
@@ -132,9 +134,10 @@ func board(rows []*claimed, shares []share, take func(s share, n int, last floor
 	for _, s := range shares {
 		mine := byName[s.of.name]
 		var last floor
-		if len(mine) > 0 {
-			row := rows[mine[len(mine)-1]]
-			last = floor{row.NextAttemptAt, row.ID}
+		for _, i := range mine {
+			if at := (floor{rows[i].NextAttemptAt, rows[i].ID}); last.before(at) {
+				last = at
+			}
 		}
 		for i, f := range take(s, len(mine), last) {
 			flights[mine[i]] = f

@@ -53,6 +53,10 @@ type floor struct {
 	id int64
 }
 
+func (f floor) before(g floor) bool {
+	return f.at.Before(g.at) || f.at.Equal(g.at) && f.id < g.id
+}
+
 // flight is one claimed delivery that holds a slot.
 type flight struct {
 	of         *destination

@@ -33,7 +33,7 @@ type allowed struct {
 
 // claimGoverned claims for destinations whose leases or rate are counted over
 // all dispatchers: govern.sql takes the control rows that are free, allow.sql
-// counts, claim.sql claims. Each has a snapshot of its own, so the second sees
+// counts, claim_governed.sql claims. Each has a snapshot of its own, so the second sees
 // the claims of whoever held the rows before.
 func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]*claimed, []*flight, error) {
 	if len(shares) == 0 {
@@ -43,8 +43,8 @@ func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]*clai
 	var rules []allowed
 	var rows []*claimed
 	started := time.Now()
-	err := transact(ctx, d.db, "claim governed", append(d.govern(names, quotas, false, &rules),
-		collect("claim", d.claimArgs(shares, true), &rows, pgx.RowToAddrOfStructByName[claimed]))...)
+	err := transact(ctx, d.db, "claim_governed", append(d.govern(names, quotas, false, &rules),
+		collect("claim_governed", d.claimArgs(shares), &rows, pgx.RowToAddrOfStructByName[claimed]))...)
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err

@@ -48,9 +48,9 @@ type vitals struct {
 func (v *vitals) track(verb string) (ended func(error)) {
 	var running *atomic.Int32
 	switch verb {
-	case "claim", "claim governed":
+	case "claim", "claim_governed":
 		running = &v.claiming
-	case "record":
+	case "finish", "record":
 		running = &v.recording
 	default:
 		running = new(atomic.Int32)

@@ -78,8 +78,9 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 				{"claim", pgx.NamedArgs{
 					"destinations": []string{ninety, "https://h100.example"}, "quotas": []int32{8, 2},
 					"floors_at": []time.Time{{}, {}}, "floors_id": []int64{0, 0},
-					"governed": false, "ramp": time.Minute,
+					"ramp":       time.Minute,
 					"dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250, 10},
+				{"finish", finishArgs(newest, 10), 120, 0},
 				{"record", recordArgs(newest, 10), 150, 10},
 				{"sift", pgx.NamedArgs{"ids": []int64{newest - 3, newest - 2, newest - 1, newest}}, 100, 0},
 				{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0)}, 20, 1},
@@ -115,6 +116,14 @@ func recordArgs(newest int64, n int) pgx.NamedArgs {
 		args[name] = floats
 	}
 	args["outcomes"], args["sent"], args["numbers"], args["statuses"] = verdicts, sent, numbers, small
+	return args
+}
+
+func finishArgs(newest int64, n int) pgx.NamedArgs {
+	args := recordArgs(newest, n)
+	for _, name := range []string{"outcomes", "sent", "classes", "errors", "reasons", "delays_ms", "endpoint_generations", "disable_after"} {
+		delete(args, name)
+	}
 	return args
 }
 
@@ -181,8 +190,10 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), settings, pgx.NamedArgs{"local": false}); err != nil {
 		t.Fatal(err)
 	}
-	// What govern.sql leaves to allow.sql.
-	if _, err := conn.Exec(t.Context(), `select set_config('outbox.governed', '{https://busy.example}', false)`); err != nil {
+	// What govern.sql leaves to allow.sql, and that to claim_governed.sql.
+	if _, err := conn.Exec(t.Context(), `
+		select set_config('outbox.governed', '{https://busy.example}', false),
+		       set_config('outbox.allowed', '[{"destination": "https://ramp", "allowed": 10, "version": 1, "leases": [], "refilled_at": "2000-01-01"}]', false)`); err != nil {
 		t.Fatal(err)
 	}
 	const n = 20_000
@@ -195,7 +206,11 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		{"fresh", pgx.NamedArgs{"seen": int64(n - 20), "late": int64(n - 40), "quiet_us": int64(0), "ramp": time.Minute}, 60},
 		{"claim", pgx.NamedArgs{
 			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
-			"governed": false, "ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250},
+			"ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250},
+		{"claim_governed", pgx.NamedArgs{
+			"destinations": []string{"https://ramp"}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
+			"ramp": time.Hour, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 300},
+		{"finish", finishArgs(n, 10), 150},
 		{"record", recordArgs(n, 10), 200},
 		{"sift", pgx.NamedArgs{"ids": []int64{n - 3, n - 2, n - 1, n}}, 100},
 		{"probe", pgx.NamedArgs{
@@ -222,6 +237,8 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		insert into postern.outbox (event_type, payload, target_url)
 		select 'a', '1', '` + ninety + `/' from generate_series(1, ` + strconv.Itoa(n) + `)`)
 	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', '1', 'https://b7/' from generate_series(1, 1000)`)
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', '1', 'https://ramp/' from generate_series(1, 1000)`)
+	db.Exec(`insert into postern.breaker (destination, state, closed_at) values ('https://ramp', 'closed', now())`)
 	db.Exec(`
 		insert into postern.attempt (claim_id, delivery_id, outbox_id, started_at, number, duration_ms, outcome, destination)
 		select i, i, i, now(), 1, 1, 'delivered', '' from generate_series(1, ` + strconv.Itoa(n) + `) i`)
@@ -289,7 +306,7 @@ func TestClaimStartsAtItsFloor(t *testing.T) {
 	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 		pages, rows := explain(t, conn, "claim", mode, pgx.NamedArgs{
 			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{at}, "floors_id": []int64{last},
-			"governed": false, "ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100})
+			"ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100})
 		if pages > 200 || rows != 10 {
 			t.Errorf("%s: %d pages and %d rows, want at most 200 and 10", mode, pages, rows)
 		}

@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -28,7 +29,9 @@ func (d *Dispatcher) record(ctx context.Context) {
 		if len(batch) == 0 {
 			return
 		}
-		d.write(ctx, batch)
+		plain := plainFirst(batch)
+		d.write(ctx, batch[:plain])
+		d.write(ctx, batch[plain:])
 		d.db.vitals.unrecorded.Add(-int32(len(batch)))
 		clear(batch) // of what it holds in memory
 	}
@@ -61,8 +64,25 @@ func (d *Dispatcher) collect(batch []ended) []ended {
 	return batch
 }
 
-// write records a batch. While the database is away it tries again. A batch
-// that the database refuses is split, so that one row that cannot be stored
+// plainFirst puts the outcomes that finish.sql writes first, and returns their
+// number.
+func plainFirst(batch []ended) (n int) {
+	for i := range batch {
+		if batch[i].plain() {
+			batch[i], batch[n] = batch[n], batch[i]
+			n++
+		}
+	}
+	return n
+}
+
+// plain reports whether a delivery succeeded and there is nothing more to it.
+func (e *ended) plain() bool {
+	return e.verdict == verdictDelivered && e.resp.Class == "" && e.resp.Error == "" && !deref(e.c.Failing)
+}
+
+// write records a batch, of which all are plain or none is. While the database
+// is away it tries again. A batch that the database refuses is split, so that one row that cannot be stored
 // does not hold up the others; neither does one that somebody has locked.
 // Meanwhile this process claims nothing: after an outage it would claim again,
 // and send again, what it is about to record.
@@ -201,42 +221,14 @@ func refused(err error) bool {
 
 // writeOnce tries to record a batch. Again says that an earlier try may have
 // written it, although its end was never heard of.
-func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) error {
-	n := len(batch)
-	var (
-		deliveries, claims, outboxes      = make([]int64, n), make([]int64, n), make([]int64, n)
-		destinations, verdicts            = make([]string, n), make([]string, n)
-		classes, errs, responses, reasons = make([]*string, n), make([]*string, n), make([]*string, n), make([]*string, n)
-		sent, numbers                     = make([]bool, n), make([]int32, n)
-		codes, statuses                   = make([]int16, n), make([]*int16, n)
-		ages, durations, delays           = make([]float64, n), make([]float32, n), make([]float64, n)
-		generations                       = make([]*int64, n)
-	)
-	for i := range batch {
-		o := &batch[i]
-		deliveries[i], claims[i], outboxes[i] = o.c.ID, o.c.ClaimID, o.c.OutboxID
-		destinations[i], verdicts[i] = o.c.Destination, o.verdict.String()
-		classes[i], errs[i] = text((*string)(&o.resp.Class)), text(&o.resp.Error)
-		responses[i], reasons[i] = text(&o.resp.Snippet), text(&o.reason)
-		sent[i], numbers[i] = o.sent, int32(o.c.Attempts)
-		if o.resp.Status != 0 {
-			codes[i] = int16(o.resp.Status)
-			statuses[i] = &codes[i]
-		}
-		ages[i] = millis(time.Since(o.resp.Started))
-		durations[i] = float32(millis(o.resp.Duration))
-		delays[i] = millis(o.delay)
-		generations[i] = o.c.EndpointGeneration
-	}
+func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) (err error) {
+	var rows []recordedRow
 	started := time.Now()
-	rows, err := query(ctx, d.db, "record", pgx.StrictNamedArgs{
-		"delivery_ids": deliveries, "claim_ids": claims, "outbox_ids": outboxes,
-		"destinations": destinations, "outcomes": verdicts, "sent": sent,
-		"numbers": numbers, "ages_ms": ages, "durations_ms": durations,
-		"statuses": statuses, "classes": classes, "errors": errs, "responses": responses,
-		"reasons": reasons, "delays_ms": delays, "endpoint_generations": generations,
-		"again": again, "dispatcher": d.id, "disable_after": interval(d.cfg.DisableAfter),
-	}, pgx.RowToStructByName[recordedRow])
+	if batch[0].plain() {
+		_, err = query(ctx, d.db, "finish", d.attempts(batch, again), pgx.RowTo[int64])
+	} else {
+		rows, err = query(ctx, d.db, "record", d.outcomesOf(batch, again), pgx.RowToStructByName[recordedRow])
+	}
 	if err != nil {
 		d.metrics.failed("record")
 		return err
@@ -246,8 +238,60 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) e
 			d.endpointDisabled(*row.EndpointID, deref(row.Disabled))
 		}
 	}
-	d.metrics.recorded(n, notOurs(batch, rows), time.Since(started))
+	d.metrics.recorded(len(batch), notOurs(batch, rows), time.Since(started))
 	return nil
+}
+
+// attempts are the arguments of finish.sql: what the log says of each request.
+func (d *Dispatcher) attempts(batch []ended, again bool) pgx.StrictNamedArgs {
+	n := len(batch)
+	var (
+		deliveries, claims, outboxes = make([]int64, n), make([]int64, n), make([]int64, n)
+		destinations, responses      = make([]string, n), make([]*string, n)
+		numbers                      = make([]int32, n)
+		codes, statuses              = make([]int16, n), make([]*int16, n)
+		ages, durations              = make([]float64, n), make([]float32, n)
+	)
+	for i := range batch {
+		o := &batch[i]
+		deliveries[i], claims[i], outboxes[i] = o.c.ID, o.c.ClaimID, o.c.OutboxID
+		destinations[i], responses[i] = o.c.Destination, text(&o.resp.Snippet)
+		numbers[i] = int32(o.c.Attempts)
+		if o.resp.Status != 0 {
+			codes[i] = int16(o.resp.Status)
+			statuses[i] = &codes[i]
+		}
+		ages[i] = millis(time.Since(o.resp.Started))
+		durations[i] = float32(millis(o.resp.Duration))
+	}
+	return pgx.StrictNamedArgs{
+		"delivery_ids": deliveries, "claim_ids": claims, "outbox_ids": outboxes,
+		"destinations": destinations, "responses": responses, "numbers": numbers, "statuses": statuses,
+		"ages_ms": ages, "durations_ms": durations, "again": again, "dispatcher": d.id,
+	}
+}
+
+// outcomesOf are the arguments of record.sql: the attempts, and what becomes of
+// the deliveries.
+func (d *Dispatcher) outcomesOf(batch []ended, again bool) pgx.StrictNamedArgs {
+	n := len(batch)
+	var (
+		verdicts, sent         = make([]string, n), make([]bool, n)
+		classes, errs, reasons = make([]*string, n), make([]*string, n), make([]*string, n)
+		delays, generations    = make([]float64, n), make([]*int64, n)
+	)
+	for i := range batch {
+		o := &batch[i]
+		verdicts[i], sent[i] = o.verdict.String(), o.sent
+		classes[i], errs[i], reasons[i] = text((*string)(&o.resp.Class)), text(&o.resp.Error), text(&o.reason)
+		delays[i], generations[i] = millis(o.delay), o.c.EndpointGeneration
+	}
+	args := d.attempts(batch, again)
+	maps.Copy(args, pgx.StrictNamedArgs{
+		"outcomes": verdicts, "sent": sent, "classes": classes, "errors": errs, "reasons": reasons,
+		"delays_ms": delays, "endpoint_generations": generations, "disable_after": interval(d.cfg.DisableAfter),
+	})
+	return args
 }
 
 // notOurs counts outcomes that changed no delivery, because their claim had

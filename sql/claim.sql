@@ -16,13 +16,16 @@ in.
 While the database's own breaker is open nobody claims but the one that tries
 whether it can be closed. Other doors are checked once more, since the list of
 destinations may be older than an operator's UPDATE. Governed destinations,
-whose claims are counted over all dispatchers, are claimed with @governed only,
-in the transaction in which govern.sql holds their control rows and allow.sql
-has said how many; the others only without.
+whose claims are counted over all dispatchers, are left to claim_governed.sql.
 
 Rows of one statement never come back twice and never exceed the quota: the
 limit works inside a materialized step, and skip locked leaves a row that
-another process is claiming. Zero rows: nothing due is free.
+another process is claiming. What is locked is then found again by its place,
+which costs less than its id. (A row that somebody else changed between this
+statement's beginning and its lock, and that is due all the same, has a place
+that this statement cannot see yet. It is left for the next claim.)
+
+Rows come in no order. Zero rows: nothing due is free.
 
 The commit does not wait for the disk: a claim lost in a crash is only claimed
 again.
@@ -37,19 +40,12 @@ with house as materialized (
                      from postern.breaker g
                     where g.destination = 'database'), true) as open
 ),
-allowance as materialized (
-  select a.*
-    from jsonb_to_recordset(case when @governed::boolean then nullif(current_setting('outbox.allowed', true), '')::jsonb end)
-         as a (destination text, allowed integer, place tid, version bigint, leases bigint[], epoch timestamptz, since timestamptz,
-               gathered_at timestamptz, tokens double precision, refilled_at timestamptz)
-),
 wanted as materialized (
   select w.destination,
-         case when @governed then coalesce((select a.allowed from allowance a where a.destination = w.destination), 0)
-              else w.quota
-         end as quota,
+         w.quota,
          case when w.floor_at > now() - interval '2 s' then w.floor_at - interval '500 ms' else w.floor_at end as floor_at,
-         w.floor_id
+         w.floor_id,
+         (b.breaker).generation
     from unnest(@destinations::text[], @quotas::integer[], @floors_at::timestamptz[], @floors_id::bigint[])
          as w (destination, quota, floor_at, floor_id)
    cross join house
@@ -59,13 +55,13 @@ wanted as materialized (
    where house.open
      and postern.passes(b.breaker)
      and coalesce((e.endpoint).status = 'active', its.endpoint_id is null)
-     and postern.governed(e.endpoint, b.breaker, @ramp) = @governed
+     and not postern.governed(e.endpoint, b.breaker, @ramp)
 ),
 due as materialized (
-  select picked.id, picked.lapsed
+  select picked.place, picked.id, picked.lapsed
     from wanted w
    cross join lateral (
-     select d.id, d.leased_until is not null as lapsed
+     select d.ctid as place, d.id, d.leased_until is not null as lapsed
        from postern.delivery d
       where d.status = 'pending'
         and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
@@ -82,20 +78,8 @@ claimed as (
          claimed_by   = @dispatcher,
          leased_until = now() + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval) + @margin::interval,
          attempts     = d.attempts + 1
-   where d.id = any (array(select due.id from due))
+   where d.ctid = any (array(select due.place from due))
   returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts
-),
-charged as (
-  insert into postern.tally (destination, version, leases, epoch, since, gathered_at, tokens, refilled_at)
-  select a.destination, a.version + 1, a.leases || c.ids, a.epoch, a.since, a.gathered_at, a.tokens - c.n,
-         greatest(now(), least(a.refilled_at, now() + interval '1 s'))
-    from allowance a
-    join (select destination, array_agg(id) as ids, count(*) as n from claimed group by destination) c
-      on c.destination = a.destination
-),
-outdated as (
-  delete from postern.tally c
-   where c.ctid = any (array(select a.place from allowance a where a.destination in (select destination from claimed)))
 )
 select c.id,
        c.claim_id,
@@ -105,7 +89,7 @@ select c.id,
        c.next_attempt_at,
        c.attempts,
        c.id = any (array(select due.id from due where due.lapsed)) as lapsed,
-       coalesce(b.generation, 0) as generation,
+       coalesce((select w.generation from wanted w where w.destination = c.destination limit 1), 0) as generation,
        o.message_id,
        o.created_at,
        o.event_type,
@@ -118,6 +102,7 @@ select c.id,
        o.expires_at <= now() as expired,
        e.status as endpoint_status,
        e.generation as endpoint_generation,
+       e.failing_since is not null as failing,
        e.style,
        e.secret,
        case when e.previous_until > now() then e.previous_secret end as previous_secret,
@@ -127,7 +112,5 @@ select c.id,
        e.backoff_cap,
        e.permanent_codes
   from claimed c
-  left join lateral (select b.generation from postern.breaker b where b.destination = c.destination offset 0) b on true
   left join lateral (select * from postern.outbox o where o.id = c.outbox_id offset 0) o on true
   left join lateral (select * from postern.endpoint e where e.id = c.endpoint_id offset 0) e on true
- order by c.destination, c.next_attempt_at, c.id
