@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -47,5 +48,19 @@ func TestAddresses(t *testing.T) {
 			t.Fatalf("destination %d has the address %s of another", i, a)
 		}
 		seen[a] = true
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	earlier := []bucket{{1, 5}, {2, 5}, {4, 5}, {math.Inf(1), 5}}
+	later := []bucket{{1, 5 + 50}, {2, 5 + 90}, {4, 5 + 100}, {math.Inf(1), 5 + 100}}
+	for q, want := range map[float64]float64{0.25: 0.5, 0.5: 1, 0.7: 1.5, 0.95: 3, 1: 4} {
+		if got := quantile(q, earlier, later); math.Abs(got-want) > 1e-9 {
+			t.Errorf("quantile %g: got %g, want %g", q, got, want)
+		}
+	}
+	later[3].count += 900
+	if got := quantile(0.99, earlier, later); got != 4 {
+		t.Errorf("beyond the last limit: got %g, want 4", got)
 	}
 }

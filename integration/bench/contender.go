@@ -25,6 +25,7 @@ type work struct {
 	Latency      time.Duration // of the sink
 	Fanout       int           // endpoints of each message; 0: a target_url in the message
 	Limit        time.Duration // after which a contender is stopped, finished or not
+	Metrics      string        // address where the worker serves them; empty: nowhere
 	prepare      func(ctx context.Context, db *database) error
 }
 

@@ -1,9 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -16,7 +22,11 @@ func (b *bench) hard(ctx context.Context) (err error) {
 	if _, err := b.sink.tell(order{Set: true, Record: true}); err != nil {
 		return err
 	}
-	s, err := b.session(ctx, &postern, work{Slots: 256})
+	address, err := freeAddress(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := b.session(ctx, &postern, work{Slots: 256, Metrics: address})
 	if err != nil {
 		return err
 	}
@@ -77,6 +87,10 @@ func (b *bench) minute(ctx context.Context, s *session, scenario, variant string
 	if err != nil {
 		return err
 	}
+	earlier, err := claimTimes(ctx, s.metrics)
+	if err != nil {
+		return err
+	}
 	prefix := fmt.Sprintf("t%d_", time.Now().UnixNano())
 	t, err := flow(ctx, s.insert, prefix, b.sink.url(0, "ok"), body(1<<10), 1000, b.span(time.Minute))
 	if err != nil {
@@ -89,7 +103,14 @@ func (b *bench) minute(ctx context.Context, s *session, scenario, variant string
 	if err != nil {
 		return err
 	}
-	m := metrics{"pg_cpu_s_per_1000": (after.cpu - before.cpu).Seconds() / float64(len(t.committed)) * 1000}
+	later, err := claimTimes(ctx, s.metrics)
+	if err != nil {
+		return err
+	}
+	m := metrics{
+		"pg_cpu_s_per_1000": (after.cpu - before.cpu).Seconds() / float64(len(t.committed)) * 1000,
+		"claim_p99_ms":      quantile(0.99, earlier, later) * 1000,
+	}
 	if err := s.db.claims(ctx, m); err != nil {
 		return err
 	}
@@ -148,4 +169,70 @@ func (d *database) claims(ctx context.Context, m metrics) error {
 		}
 	}
 	return err
+}
+
+// freeAddress is one that nobody listens on.
+func freeAddress(ctx context.Context) (string, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// claimTimes reads from a dispatcher's metrics how many claims have taken no
+// longer than each limit, in seconds; the last limit is infinite.
+func claimTimes(ctx context.Context, address string) (limits []bucket, err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	lines := bufio.NewScanner(answer.Body)
+	for lines.Scan() {
+		rest, ok := strings.CutPrefix(lines.Text(), `postern_claim_seconds_bucket{le="`)
+		limit, count, found := strings.Cut(rest, `"} `)
+		if !ok || !found {
+			continue
+		}
+		var b bucket
+		if b.limit, err = strconv.ParseFloat(limit, 64); err != nil {
+			return nil, err
+		}
+		if b.count, err = strconv.ParseFloat(count, 64); err != nil {
+			return nil, err
+		}
+		limits = append(limits, b)
+	}
+	return limits, lines.Err()
+}
+
+// bucket is how many values were no greater than a limit.
+type bucket struct{ limit, count float64 }
+
+// quantile estimates a quantile of what was counted between two readings, as
+// Prometheus does: values lie evenly within a bucket, and beyond the last limit
+// at it.
+func quantile(q float64, earlier, later []bucket) float64 {
+	if len(later) == 0 || len(earlier) != len(later) {
+		return math.NaN()
+	}
+	last := len(later) - 1
+	want := q * (later[last].count - earlier[last].count)
+	below, floor := 0.0, 0.0
+	for i, b := range later {
+		n := b.count - earlier[i].count
+		switch {
+		case math.IsInf(b.limit, 1):
+			return floor
+		case n >= want:
+			return floor + (b.limit-floor)*(want-below)/(n-below)
+		}
+		below, floor = n, b.limit
+	}
+	return floor
 }

@@ -112,11 +112,13 @@ type session struct {
 	db     *database
 	worker *child
 	insert inserter
+
+	metrics string // where the worker serves them, if told to
 }
 
 // open starts a worker with defaults on a database of its own.
 func (b *bench) session(ctx context.Context, c *contender, w work) (s *session, err error) {
-	s = &session{}
+	s = &session{metrics: w.Metrics}
 	if s.db, err = b.server.database(ctx); err != nil {
 		return nil, err
 	}

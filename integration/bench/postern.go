@@ -62,6 +62,9 @@ func environment(db *database, w work) []string {
 			"POSTERN_ALLOW_NETWORKS=127.0.0.0/8",
 			"POSTERN_SLOTS="+strconv.Itoa(w.Slots))
 	}
+	if w.Metrics != "" {
+		env = append(env, "POSTERN_HTTP_ADDR="+w.Metrics)
+	}
 	return env
 }
 

@@ -60,6 +60,7 @@ var columns = []column{
 	{"growth_bytes_per_delivery", "growth B", "%.0f"},
 	{"dead_tuples", "dead tuples", "%.0f"},
 	{"claim_ms", "claim mean ms", "%.2f"},
+	{"claim_p99_ms", "claim p99 ms", "%.2f"},
 	{"claim_max_ms", "claim max ms", "%.1f"},
 	{"rss_mib", "RSS MiB", "%.0f"},
 }
