@@ -51,7 +51,7 @@ type claimed struct {
 }
 
 // claim takes what is due for the shares, and returns the deliveries with the
-// flights that hold their slots. Governed ones are claimed apart.
+// flights that they are. Governed ones are claimed apart.
 func (d *Dispatcher) claim(ctx context.Context, shares []share) ([]*claimed, []*flight, error) {
 	plain := make([]share, 0, len(shares))
 	var governed []share
@@ -123,7 +123,7 @@ func wanted(shares []share) (names []string, quotas []int32) {
 	return names, quotas
 }
 
-// board gives each claimed row the flight that holds its slot. Take is told
+// board gives each claimed row its flight. Take is told
 // how many rows a share brought and where the last of them lies in the index.
 func board(rows []*claimed, shares []share, take func(s share, n int, last floor) []*flight) []*flight {
 	byName := make(map[string][]int, len(shares))

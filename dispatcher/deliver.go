@@ -36,9 +36,13 @@ type ended struct {
 // deliver is the story of one claimed delivery.
 func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight) {
 	defer d.flying.Done()
+	seated := d.destinations.seat(slot)
 	e, send := d.gate(ctx, c)
-	if send {
+	switch {
+	case send && seated:
 		e = d.attempt(work, c, slot.since)
+	case send:
+		e.verdict, e.resp = verdictRelease, response{Started: time.Now(), Error: "no slot came free in time"}
 	}
 	// The slot is held until the outcome is taken over: where outcomes cannot be
 	// recorded, nothing more is sent.

@@ -9,6 +9,10 @@ import (
 // slow.
 const slowAfter = time.Second
 
+// slotPatience is how long a claimed delivery waits for a slot that was expected
+// to be free. Then others may have it.
+const slotPatience = 50 * time.Millisecond
+
 // forgetAfter is how long a destination is remembered with nothing to do.
 const forgetAfter = 10 * time.Minute
 
@@ -18,9 +22,12 @@ const forgetAfter = 10 * time.Minute
 type destinations struct {
 	mu       sync.Mutex
 	slots    int
-	inFlight int
+	inFlight int           // claimed and not landed
+	seats    chan struct{} // of those that have a slot; as many as there are slots
+	landed   int           // flights, ever
+	ahead    int           // how many landed during the last claim
 	known    map[string]*destination
-	active   map[*destination]struct{} // those that hold slots
+	active   map[*destination]struct{} // those with flights
 	ready    []*destination            // those believed to have something due, in turn
 	later    waitingLine               // governed ones that have something due and may not have it yet
 	freed    chan struct{}             // a slot came free; holds one
@@ -57,10 +64,11 @@ func (f floor) before(g floor) bool {
 	return f.at.Before(g.at) || f.at.Equal(g.at) && f.id < g.id
 }
 
-// flight is one claimed delivery that holds a slot.
+// flight is one claimed delivery. Seated, it holds a slot.
 type flight struct {
 	of         *destination
 	since      time.Time
+	seated     bool
 	prev, next *flight
 }
 
@@ -79,6 +87,7 @@ type share struct {
 func newDestinations(slots int) *destinations {
 	return &destinations{
 		slots:  slots,
+		seats:  make(chan struct{}, slots),
 		known:  map[string]*destination{},
 		active: map[*destination]struct{}{},
 		freed:  make(chan struct{}, 1),
@@ -113,11 +122,59 @@ func (ds *destinations) queue(d *destination) {
 	}
 }
 
-// free returns the slots that are free.
+// free returns the slots that nobody holds or waits for; below zero, more wait
+// than are free.
 func (ds *destinations) free() int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	return ds.slots - ds.inFlight
+}
+
+// inTheAir returns the slots that are held.
+func (ds *destinations) inTheAir() int { return len(ds.seats) }
+
+// room returns how many deliveries may be claimed now: one for each slot that is
+// free or, going by the last claim, will be when this one is back.
+func (ds *destinations) room() int {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	return ds.roomNow()
+}
+
+func (ds *destinations) roomNow() int { return ds.slots - ds.inFlight + ds.ahead }
+
+// landings counts the flights that have ended.
+func (ds *destinations) landings() int {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	return ds.landed
+}
+
+// foresee learns how many flights end during a claim, from how many had ended
+// before it: at most an eighth of the slots, since a claim may have taken long for
+// once.
+func (ds *destinations) foresee(before int) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	ds.ahead = min(ds.landed-before, ds.slots/8)
+}
+
+// seat gives a flight its slot, and reports whether one was there in time.
+func (ds *destinations) seat(f *flight) bool {
+	select {
+	case ds.seats <- struct{}{}:
+		f.seated = true
+		return true
+	default:
+	}
+	patience := time.NewTimer(slotPatience)
+	defer patience.Stop()
+	select {
+	case ds.seats <- struct{}{}:
+		f.seated = true
+	case <-patience.C:
+	}
+	return f.seated
 }
 
 // waiting reports whether some destination is believed to have something due.
@@ -134,7 +191,7 @@ func (ds *destinations) waiting() bool {
 func (ds *destinations) choose(limit int, now time.Time) []share {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	limit = min(limit, ds.slots-ds.inFlight)
+	limit = min(limit, ds.roomNow())
 	held, most := ds.slowInFlight(now), max(1, ds.slots*3/4)
 	slowRoom := most - held
 	trials := ds.slots - ds.slots/8 - max(held, most)
@@ -242,7 +299,7 @@ func (s *share) wants(slowRoom int) bool {
 }
 
 // take notes that a share's claim has brought n rows, the last of them at
-// last, and returns the flights that now hold slots. A destination that gave
+// last, and returns their flights. A destination that gave
 // what it was asked for goes to the end of the line; another has nothing more
 // due.
 func (ds *destinations) take(s share, n int, last floor, now time.Time) []*flight {
@@ -277,7 +334,7 @@ func (ds *destinations) putBack(shares []share) {
 	}
 }
 
-// land gives a flight's slot back. answered says that the destination did
+// land ends a flight and gives its slot back. answered says that the destination did
 // answer, which is what makes it quick or slow.
 func (ds *destinations) land(f *flight, answered bool) {
 	now := time.Now()
@@ -293,7 +350,11 @@ func (ds *destinations) land(f *flight, answered bool) {
 		delete(ds.active, d)
 	}
 	ds.inFlight--
+	ds.landed++
 	ds.mu.Unlock()
+	if f.seated {
+		<-ds.seats
+	}
 	select {
 	case ds.freed <- struct{}{}:
 	default:

@@ -152,6 +152,29 @@ func TestFloor(t *testing.T) {
 	}
 }
 
+// As many more may be claimed than slots are free as came free during the last
+// claim, but not many.
+func TestRoomLooksAheadAsFarAsAClaimLasts(t *testing.T) {
+	ds := newDestinations(64)
+	ds.mark("a", false)
+	now := time.Now()
+	out := ds.take(ds.choose(56, now)[0], 56, floor{}, now)
+	if ds.room() != 8 {
+		t.Fatalf("room for %d, want 8", ds.room())
+	}
+	for _, claim := range []struct{ landing, room int }{{3, 8 + 3 + 3}, {20, 8 + 23 + 8}, {0, 8 + 23}} {
+		before := ds.landings()
+		for range claim.landing {
+			ds.land(out[0], true)
+			out = out[1:]
+		}
+		ds.foresee(before)
+		if ds.room() != claim.room {
+			t.Errorf("after %d landings during a claim there is room for %d, want %d", claim.landing, ds.room(), claim.room)
+		}
+	}
+}
+
 // Whatever comes and goes: no more slots are given than there are, quotas keep to
 // the limit, and the books are even at the end.
 func TestSlotsUnderRandomLoad(t *testing.T) {

@@ -23,7 +23,10 @@
 //
 // Only what can be started now is claimed, so that a claimed delivery is on the
 // wire within milliseconds and its lease, an attempt's timeout and a margin,
-// covers one POST. No transaction is open during a request.
+// covers one POST. Now is when the claim is back: as many more are claimed than
+// slots are free as have come free during the last claim, an eighth at most. One
+// that has no slot then waits for it, for milliseconds, or is given back. No
+// transaction is open during a request.
 package dispatcher
 
 import (
@@ -159,7 +162,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	d.log.Info().Int64("dispatcher", d.id).Int("slots", d.cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
 	d.dispatch(ctx, work)
 
-	d.log.Info().Int("in_flight", d.cfg.Slots-d.destinations.free()).Msg("draining")
+	d.log.Info().Int("in_flight", d.destinations.inTheAir()).Msg("draining")
 	d.drain()
 	cutWork()
 	// From here on writers give up in time, also those that a full line of
@@ -330,8 +333,11 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 	}
 	d.awaitSlots(ctx)
 	batch, slots := d.limits(time.Now())
-	free := d.destinations.free() - (d.cfg.Slots - slots)
-	if free <= 0 {
+	room := d.destinations.room()
+	if slots < d.cfg.Slots { // the database is not well
+		room = d.destinations.free() - (d.cfg.Slots - slots)
+	}
+	if room <= 0 {
 		d.awaitSlot(ctx)
 		return 0, true, nil
 	}
@@ -339,7 +345,7 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 	if err != nil {
 		return 0, false, err
 	}
-	n, asked, err = d.claimSome(ctx, work, min(batch, free))
+	n, asked, err = d.claimSome(ctx, work, min(batch, room))
 	return probes + n, asked, err
 }
 
@@ -361,7 +367,9 @@ func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, ask
 	}
 	// A claim that was sent is not cancelled: nobody would know whether its
 	// rows are ours.
+	landed := d.destinations.landings()
 	rows, flights, err := d.claim(context.WithoutCancel(ctx), shares)
+	d.destinations.foresee(landed)
 	if err != nil {
 		return 0, true, err
 	}

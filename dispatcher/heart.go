@@ -250,7 +250,7 @@ func (d *Dispatcher) heartbeatArgs(state string) pgx.StrictNamedArgs {
 		"dispatcher":       d.id,
 		"state":            state,
 		"activity":         d.db.vitals.activity(),
-		"in_flight":        d.cfg.Slots - d.destinations.free(),
+		"in_flight":        d.destinations.inTheAir(),
 		"unrecorded":       d.db.vitals.unrecorded.Load(),
 		"pids":             d.db.vitals.sessions(),
 		"throughput":       v.Throughput,

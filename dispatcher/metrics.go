@@ -138,7 +138,7 @@ func (m *metrics) observe(d *Dispatcher) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "postern_" + name, Help: help, ConstLabels: labels}, f))
 	}
 	read("slots", "Requests that this process may have in flight.", nil, func() float64 { return float64(d.cfg.Slots) })
-	read("in_flight", "Requests that it has in flight.", nil, func() float64 { return float64(d.cfg.Slots - d.destinations.free()) })
+	read("in_flight", "Requests that it has in flight.", nil, func() float64 { return float64(d.destinations.inTheAir()) })
 	read("listening", "1 while notifications arrive, 0 while it polls.", nil, func() float64 {
 		if d.listener.works.Load() {
 			return 1
