@@ -146,8 +146,8 @@ create table postern.delivery (
 
   constraint "a message has one delivery per destination"
     unique (outbox_id, destination),
-  constraint "a lease has a claim and only a pending delivery has a lease"
-    check ((leased_until is null) = (claim_id is null) and (claim_id is null or status = 'pending'))
+  constraint "a lease has a claim"
+    check ((leased_until is null) = (claim_id is null))
 ) with (
   fillfactor = 42,
   autovacuum_vacuum_scale_factor = 0.02,
@@ -273,10 +273,14 @@ $$;
 
 /* ------------------------------------------------------------------ fan out
 
-Writes the deliveries of new messages, in the transaction that wrote them and
-with its snapshot: one for target_url, or one for each endpoint of the tenant
-that is not deleted and subscribes to the type. Never raises for any content
-that the table accepted.
+Refuses a message that breaks a rule, and writes the deliveries of all others, in
+the transaction that wrote the message and with its snapshot: one for target_url,
+or one for each endpoint of the tenant that is not deleted and subscribes to the
+type. Never raises for any content that keeps to the rules.
+
+For each row, because most statements write one: set up for whole sets of new
+rows, the trigger costs a third more of an INSERT of one row, though half less of
+an INSERT of hundreds.
 
 The wake-up is a hint and may hurt nobody: NOTIFY takes a lock over the whole
 cluster at commit, fails the commit when its queue is full, and forbids
@@ -292,57 +296,47 @@ create function postern.fan_out() returns trigger
 language plpgsql security definer set search_path = ''
 as $$
 declare
-  broken text;
-  direct boolean;
-  fanned boolean;
-  now_us bigint;
-begin
   -- Lengths are checked apart: a bound such as {1,64} makes a regular
   -- expression forty times as slow. No dot in a message_id: it separates id, time
   -- and body in the signed bytes.
-  select min(case
-           when not (message_id ~ '^[A-Za-z0-9_-]+$' and octet_length(message_id) <= 64)
-           then 'message_id is 1 to 64 of A-Z a-z 0-9 _ -'
-           when not (octet_length(tenant) <= 255)
-           then 'tenant is at most 255 bytes'
-           when not (event_type ~ '^[A-Za-z0-9_./-]+$' and octet_length(event_type) <= 255)
-           then 'event_type is 1 to 255 of A-Z a-z 0-9 _ - . /'
-           when not (octet_length(payload) between 1 and 1048576)
-           then 'payload is 1 byte to 1 MiB'
-           when not (content_type ~ '^[!-~]([ -~]*[!-~])?$' and octet_length(content_type) <= 255)
-           then 'content_type is 1 to 255 printable ASCII characters'
-           when not (jsonb_typeof(headers) = 'object' and octet_length(headers::text) <= 16384)
-           then 'headers is a JSON object of at most 16 KiB'
-           when not (octet_length(idempotency_key) between 1 and 255)
-           then 'idempotency_key is 1 to 255 bytes'
-           when not (isfinite(deliver_after) and isfinite(expires_at))
-           then 'deliver_after and expires_at are finite'
-           when not (max_attempts between 1 and 1000)
-           then 'max_attempts is between 1 and 1000'
-         end),
-         bool_or(target_url is not null),
-         bool_or(target_url is null)
-    into broken, direct, fanned
-    from inserted;
+  broken constant text := case
+    when not (new.message_id ~ '^[A-Za-z0-9_-]+$' and octet_length(new.message_id) <= 64)
+    then 'message_id is 1 to 64 of A-Z a-z 0-9 _ -'
+    when not (octet_length(new.tenant) <= 255)
+    then 'tenant is at most 255 bytes'
+    when not (new.event_type ~ '^[A-Za-z0-9_./-]+$' and octet_length(new.event_type) <= 255)
+    then 'event_type is 1 to 255 of A-Z a-z 0-9 _ - . /'
+    when not (octet_length(new.payload) between 1 and 1048576)
+    then 'payload is 1 byte to 1 MiB'
+    when not (new.content_type ~ '^[!-~]([ -~]*[!-~])?$' and octet_length(new.content_type) <= 255)
+    then 'content_type is 1 to 255 printable ASCII characters'
+    when not (jsonb_typeof(new.headers) = 'object' and octet_length(new.headers::text) <= 16384)
+    then 'headers is a JSON object of at most 16 KiB'
+    when not (octet_length(new.idempotency_key) between 1 and 255)
+    then 'idempotency_key is 1 to 255 bytes'
+    when not (isfinite(new.deliver_after) and isfinite(new.expires_at))
+    then 'deliver_after and expires_at are finite'
+    when not (new.max_attempts between 1 and 1000)
+    then 'max_attempts is between 1 and 1000'
+  end;
+  due      constant timestamptz := greatest(now(), new.deliver_after);
+  patterns text[];
+  now_us   bigint;
+begin
   if broken is not null then
     raise exception 'message refused: %', broken
       using errcode = 'check_violation', schema = tg_table_schema, table = tg_table_name, constraint = broken;
   end if;
 
-  if direct then
+  if new.target_url is not null then
     insert into postern.delivery (outbox_id, destination, next_attempt_at)
-    select o.id, postern.destination(o.target_url), greatest(now(), o.deliver_after)
-      from inserted o
-     where o.target_url is not null;
-  end if;
-  if fanned then
+    values (new.id, postern.destination(new.target_url), due);
+  else
+    patterns := postern.patterns(new.event_type);
     insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
-    select o.id, 'ep_' || e.id, e.id, greatest(now(), o.deliver_after)
-      from (select i.id, i.tenant, i.deliver_after, postern.patterns(i.event_type) as patterns
-              from inserted i
-             where i.target_url is null
-            offset 0) o
-      join postern.endpoint e on e.tenant = o.tenant and e.status <> 'deleted' and e.event_types && o.patterns;
+    select new.id, 'ep_' || e.id, e.id, due
+      from postern.endpoint e
+     where e.tenant = new.tenant and e.status <> 'deleted' and e.event_types && patterns;
   end if;
 
   now_us := extract(epoch from clock_timestamp()) * 1000000;
@@ -360,8 +354,7 @@ $$;
 
 create trigger fan_out
 after insert on postern.outbox
-referencing new table as inserted
-for each statement execute function postern.fan_out();
+for each row execute function postern.fan_out();
 
 create function postern.refuse_update() returns trigger
 language plpgsql set search_path = ''
