@@ -55,9 +55,6 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 		d.weigh(c, &e)
 	}
 	d.destinations.land(slot, e.sent && e.verdict != verdictRelease)
-	if e.verdict == verdictRelease {
-		d.destinations.lookBack(c.Destination, c.NextAttemptAt)
-	}
 }
 
 // gate is the last look before a request. It ends deliveries that nothing needs

@@ -314,7 +314,9 @@ func (ds *destinations) take(s share, n int, last floor, now time.Time) []*fligh
 func (ds *destinations) takeOff(s share, n int, last floor, now time.Time) []*flight {
 	d := s.of
 	if n > 0 {
-		d.floor = last
+		if d.floor == s.floor { // otherwise something before has been found meanwhile
+			d.floor = last
+		}
 		ds.active[d] = struct{}{}
 	}
 	flights := make([]*flight, n)

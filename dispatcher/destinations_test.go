@@ -152,6 +152,21 @@ func TestFloor(t *testing.T) {
 	}
 }
 
+// What is found while a claim runs lies before what that claim brings, and the
+// next one starts there all the same.
+func TestFloorFoundDuringAClaim(t *testing.T) {
+	ds := newDestinations(8)
+	now := time.Now().Truncate(time.Microsecond)
+	early := now.Add(-time.Hour)
+	ds.mark("a", false)
+	shares := ds.choose(1, now)
+	ds.lookBack("a", early)
+	ds.take(shares[0], 1, floor{now, 7}, now)
+	if s := ds.choose(1, now); !s[0].floor.at.Before(early) {
+		t.Errorf("the next claim starts at %s, after what was found at %s", s[0].floor.at, early)
+	}
+}
+
 // As many more may be claimed than slots are free as came free during the last
 // claim, but not many.
 func TestRoomLooksAheadAsFarAsAClaimLasts(t *testing.T) {

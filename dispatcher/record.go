@@ -341,6 +341,9 @@ func (d *Dispatcher) recorded(batch []ended) {
 		if d.destinations.leaseEnded(o.c.Destination) {
 			hint(d.wakeups)
 		}
+		if o.verdict == verdictRelease { // it is to be had again only now
+			d.destinations.lookBack(o.c.Destination, o.c.NextAttemptAt)
+		}
 		line := d.log.Debug()
 		switch o.verdict {
 		case verdictRetry, verdictRelease:
