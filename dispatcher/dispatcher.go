@@ -66,6 +66,9 @@ const (
 	// minIdle is the first wait after work has run out. Transactions whose
 	// insert saw that nobody needed waking commit within milliseconds.
 	minIdle = 2 * time.Millisecond
+	// afterOne is the wait after a single delivery while inserts wake us: longer
+	// than the 5 ms in which those after a wake-up do not, and a commit takes.
+	afterOne = 8 * time.Millisecond
 )
 
 // Dispatcher is one process's part in the work. Its fields are set before the
@@ -106,6 +109,7 @@ type Dispatcher struct {
 	seenAt    time.Time
 	woken     bool // the last wait was ended by a wake-up
 	lastFresh time.Time
+	armed     bool // the next insert wakes us
 	busy      bool // the last round started something
 }
 
@@ -293,7 +297,8 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 	idle, failures := minIdle, 0
 	for ctx.Err() == nil {
 		n, asked, err := d.round(ctx, work)
-		d.busy = n > 0
+		trickle := n == 1 && d.armed && !d.destinations.waiting()
+		d.busy = n > 0 && !trickle
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
@@ -309,6 +314,10 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 				d.log.Info().Int("failures", failures).Msg("claiming again")
 			}
 			idle, failures = minIdle, 0
+			if trickle { // the next one wakes us: no need to look again at once
+				d.await(ctx, d.destinations.untilNext(time.Now(), afterOne))
+				idle = 2 * afterOne
+			}
 		case asked: // others may be in the line
 			failures = 0
 		default:
@@ -432,7 +441,7 @@ func (d *Dispatcher) look(ctx context.Context) error {
 		if err := d.fresh(ctx, quiet); err != nil {
 			return err
 		}
-		d.lastFresh = now
+		d.lastFresh, d.armed = now, quiet == 0
 	}
 	if d.woken && !d.destinations.waiting() {
 		hint(d.unseen)
