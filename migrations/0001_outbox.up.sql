@@ -24,6 +24,7 @@ create table postern.endpoint (
   reason          text,
   status_since    timestamptz not null default now(),
   failing_since   timestamptz,
+  recovered_at    timestamptz,
   style           text not null default 'standard',
   secret          text,
   previous_secret text,

@@ -198,7 +198,7 @@ begin
       from jsonb_each(to_jsonb(new)) n
       join jsonb_each(to_jsonb(old)) o on o.key = n.key
      where n.value <> o.value
-       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'status_since');
+       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'recovered_at', 'status_since');
     if new.secret is distinct from old.secret then
       change := 'secret rotated';
     end if;
@@ -264,6 +264,8 @@ comment on column postern.endpoint.generation is
   'Counts changes of URL and status: an answer to a request of an older one does not disable.';
 comment on column postern.endpoint.failing_since is
   'When the failures began that no success has ended. Null: none is known.';
+comment on column postern.endpoint.recovered_at is
+  'When a success last ended failures. Soon after that, failing does not begin anew.';
 comment on column postern.endpoint.capped_since is
   'When max_in_flight was last set where there was none.';
 

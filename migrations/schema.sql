@@ -87,7 +87,7 @@ begin
       from jsonb_each(to_jsonb(new)) n
       join jsonb_each(to_jsonb(old)) o on o.key = n.key
      where n.value <> o.value
-       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'status_since');
+       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'recovered_at', 'status_since');
     if new.secret is distinct from old.secret then
       change := 'secret rotated';
     end if;
@@ -312,6 +312,7 @@ CREATE TABLE postern.endpoint (
     reason text,
     status_since timestamp with time zone DEFAULT now() NOT NULL,
     failing_since timestamp with time zone,
+    recovered_at timestamp with time zone,
     style text DEFAULT 'standard'::text NOT NULL,
     secret text DEFAULT postern.new_secret(),
     previous_secret text,
@@ -344,6 +345,8 @@ CREATE TABLE postern.endpoint (
 COMMENT ON TABLE postern.endpoint IS 'A subscriber: where messages of its tenant and event types go, and how.';
 
 COMMENT ON COLUMN postern.endpoint.failing_since IS 'When the failures began that no success has ended. Null: none is known.';
+
+COMMENT ON COLUMN postern.endpoint.recovered_at IS 'When a success last ended failures. Soon after that, failing does not begin anew.';
 
 COMMENT ON COLUMN postern.endpoint.capped_since IS 'When max_in_flight was last set where there was none.';
 

@@ -18,6 +18,7 @@ with need (kind, name, privileges) as (
          ('column', 'endpoint.status', '{update}'),
          ('column', 'endpoint.reason', '{update}'),
          ('column', 'endpoint.failing_since', '{update}'),
+         ('column', 'endpoint.recovered_at', '{update}'),
          ('sequence', 'claim_id', '{usage}'),
          ('sequence', 'wake_after', '{select,update}'),
          ('function', 'passes', '{execute}'),

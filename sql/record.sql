@@ -21,8 +21,9 @@ were not delivered it returns the ones that were still ours; one that is missing
 had been taken over, cancelled or deleted. Other rows tell endpoints that were disabled: by a 410 to
 a request of the generation that the endpoint still has, or because there was
 nothing but failures for @disable_after (null: never). When failing began is
-kept with the endpoint, written once then, and forgotten after a success no
-oftener than every hundredth of that time. An endpoint that somebody else is
+kept with the endpoint, written once then, and forgotten after the first success.
+For a hundredth of that time after it, failing does not begin anew, so that an
+endpoint that fails now and then does not have its row written all the time. An endpoint that somebody else is
 changing is left to him and to the next outcome.
 
 A delivery that could not be sent gets its attempt back, and so does one that
@@ -103,8 +104,10 @@ judged as materialized (
    where e.id = any (array(select endpoint_id from heard))
      and ((e.status = 'active' and h.gone = e.generation)
        or (h.failed and not h.delivered
-           and (e.failing_since is null or (e.status = 'active' and e.failing_since <= now() - @disable_after)))
-       or (h.delivered and e.failing_since <= now() - coalesce(@disable_after, interval '5 days') / 100))
+           and ((e.failing_since is null
+                 and coalesce(e.recovered_at <= now() - coalesce(@disable_after, interval '5 days') / 100, true))
+             or (e.status = 'active' and e.failing_since <= now() - @disable_after)))
+       or (h.delivered and e.failing_since is not null))
    order by e.id
      for no key update of e skip locked
 ),
@@ -112,7 +115,8 @@ disabled as (
   update postern.endpoint e
      set status        = case when j.disable is not null then 'disabled' else e.status end,
          reason        = coalesce(j.disable, e.reason),
-         failing_since = case when j.delivered then null else coalesce(e.failing_since, now()) end
+         failing_since = case when j.delivered then null else coalesce(e.failing_since, now()) end,
+         recovered_at  = case when j.delivered then now() else e.recovered_at end
     from judged j
    where e.id = j.id
      and e.id = any (array(select judged.id from judged))
