@@ -338,6 +338,35 @@ func TestBehindATransactionPooler(t *testing.T) {
 	}
 }
 
+// The pooler is gone and comes back, twice, while deliveries are under way. The
+// same process goes on; what comes twice was in flight.
+func TestPoolerIsReplaced(t *testing.T) {
+	t.Parallel()
+	const slots = 8
+	db := pgtest.DB(t)
+	pooler := pgtest.NewPooler(t, db)
+	rcv := receiver.New(t, receiver.Delay(20*time.Millisecond, receiver.Status(200)))
+	p := fleet.Spawn(t, db, "DATABASE_URL="+pooler.URL, "POSTERN_SLOTS="+itoa(slots), "POSTERN_TIMEOUT=5s", "POSTERN_LEASE=7s")
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url) select 'a', i::text, $1 from generate_series(1, 600) i`, rcv.URL)
+	for i := range 2 {
+		rcv.Wait(100*(i+1), time.Minute)
+		pooler.Kill()
+		lost := time.Now()
+		pgtest.Eventually(t, time.Minute, "it has been away for a second", func() bool { return time.Since(lost) > time.Second })
+		pooler.Start()
+	}
+	pgtest.Eventually(t, time.Minute, "all have come", func() bool { return len(rcv.IDs()) == 600 })
+	settled(t, db)
+	if n := rcv.Count(); n > 600+2*slots {
+		t.Errorf("%d requests for 600 messages, want at most the %d in flight more", n, 2*slots)
+	}
+	select {
+	case <-p.Done():
+		t.Errorf("the process has ended: %s", p.Output())
+	default:
+	}
+}
+
 // While receivers hold a thousand requests open, no session of ours is in a
 // transaction and the pool has room.
 func TestThousandRequestsHeldOpen(t *testing.T) {

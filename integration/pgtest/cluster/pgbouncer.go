@@ -25,6 +25,8 @@ type Bouncer struct {
 	dir      string
 	port     int
 	target   *url.URL
+	program  string
+	runAs    *syscall.Credential
 	watchdog *watchdog
 	server   *server
 }
@@ -32,23 +34,22 @@ type Bouncer struct {
 // StartPgBouncer puts a PgBouncer in transaction mode before the server of the
 // URL. The settings, of its [pgbouncer] section, go on top of the usual ones.
 func StartPgBouncer(ctx context.Context, serverURL string, settings map[string]string) (*Bouncer, error) {
-	program, err := FindPgBouncer(ctx)
-	if err != nil {
-		return nil, err
-	}
-	runAs, err := unprivileged()
-	if err != nil {
-		return nil, err
-	}
 	b := &Bouncer{}
+	var err error
+	if b.program, err = FindPgBouncer(ctx); err != nil {
+		return nil, err
+	}
+	if b.runAs, err = unprivileged(); err != nil {
+		return nil, err
+	}
 	if b.target, err = url.Parse(serverURL); err != nil {
 		return nil, errors.New("pgbouncer: the server's URL is not one")
 	}
-	if b.dir, b.watchdog, err = guarded("postern-pgbouncer-", "pid", runAs); err != nil {
+	if b.dir, b.watchdog, err = guarded("postern-pgbouncer-", "pid", b.runAs); err != nil {
 		return nil, fmt.Errorf("pgbouncer: %w", err)
 	}
-	if err = b.configure(runAs, settings); err == nil {
-		err = b.start(ctx, program, runAs)
+	if err = b.configure(settings); err == nil {
+		err = b.Start(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pgbouncer: %w", errors.Join(err, b.Close()))
@@ -56,7 +57,7 @@ func StartPgBouncer(ctx context.Context, serverURL string, settings map[string]s
 	return b, nil
 }
 
-func (b *Bouncer) configure(runAs *syscall.Credential, settings map[string]string) (err error) {
+func (b *Bouncer) configure(settings map[string]string) (err error) {
 	if b.port, err = FreePort(); err != nil {
 		return err
 	}
@@ -78,18 +79,19 @@ func (b *Bouncer) configure(runAs *syscall.Credential, settings map[string]strin
 	for _, name := range slices.Sorted(maps.Keys(usual)) {
 		fmt.Fprintf(&ini, "%s = %s\n", name, usual[name])
 	}
-	if err := writeFile(filepath.Join(b.dir, "ini"), ini.String(), runAs); err != nil {
+	if err := writeFile(filepath.Join(b.dir, "ini"), ini.String(), b.runAs); err != nil {
 		return err
 	}
 	password, _ := b.target.User.Password()
 	users := fmt.Sprintf("%q %q\n", b.target.User.Username(), password)
-	return writeFile(filepath.Join(b.dir, "users"), users, runAs)
+	return writeFile(filepath.Join(b.dir, "users"), users, b.runAs)
 }
 
-func (b *Bouncer) start(ctx context.Context, program string, runAs *syscall.Credential) error {
-	cmd := exec.Command(program, "--quiet", filepath.Join(b.dir, "ini"))
+// Start starts PgBouncer, at first or after Kill, on the same port.
+func (b *Bouncer) Start(ctx context.Context) error {
+	cmd := exec.Command(b.program, "--quiet", filepath.Join(b.dir, "ini"))
 	cmd.Dir, cmd.Env = b.dir, environment()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: runAs}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: b.runAs}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -120,6 +122,12 @@ func (b *Bouncer) URL(database string) string {
 	u.Host = net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port))
 	u.Path = "/" + database
 	return u.String()
+}
+
+// Kill ends PgBouncer hard, and with it all its connections.
+func (b *Bouncer) Kill() {
+	b.server.stop(Immediate)
+	_ = os.Remove(filepath.Join(b.dir, "pid")) // or the next one would not start
 }
 
 // Close ends PgBouncer and with it all its connections.
