@@ -12,7 +12,7 @@ import (
 // being sent.
 const inlinePayload = 16 << 10
 
-// claimed is one row of claim.sql: a delivery that this process owns until its
+// claimed is one row of claim.sql, claim_governed.sql or probe.sql: a delivery that this process owns until its
 // lease runs out, with all that its request needs.
 type claimed struct {
 	ID            int64

@@ -31,6 +31,7 @@ type ended struct {
 
 	evidence evidence
 	hold     time.Duration // that the receiver asked for its destination
+	plain    bool          // for finish.sql: set where outcomes are recorded
 }
 
 // deliver is the story of one claimed delivery.

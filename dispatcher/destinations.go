@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"math"
 	"sync"
 	"time"
 )
@@ -24,8 +25,8 @@ type destinations struct {
 	slots    int
 	inFlight int           // claimed and not landed
 	seats    chan struct{} // of those that have a slot; as many as there are slots
-	landed   int           // flights, ever
-	ahead    int           // how many landed during the last claim
+	landings pace
+	took     [2]time.Duration // the last two claims
 	known    map[string]*destination
 	active   map[*destination]struct{} // those with flights
 	ready    []*destination            // those believed to have something due, in turn
@@ -134,29 +135,44 @@ func (ds *destinations) free() int {
 func (ds *destinations) inTheAir() int { return len(ds.seats) }
 
 // room returns how many deliveries may be claimed now: one for each slot that is
-// free or, going by the last claim, will be when this one is back.
+// free or, at the present pace, will be when the claim is back.
 func (ds *destinations) room() int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	return ds.roomNow()
 }
 
-func (ds *destinations) roomNow() int { return ds.slots - ds.inFlight + ds.ahead }
-
-// landings counts the flights that have ended.
-func (ds *destinations) landings() int {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	return ds.landed
+func (ds *destinations) roomNow() int {
+	ahead := ds.landings.within(min(ds.took[0], ds.took[1]), time.Now())
+	return ds.slots - ds.inFlight + min(ahead, ds.slots/8)
 }
 
-// foresee learns how many flights end during a claim, from how many had ended
-// before it: at most an eighth of the slots, since a claim may have taken long for
-// once.
-func (ds *destinations) foresee(before int) {
+// claimTook learns how long claims take.
+func (ds *destinations) claimTook(d time.Duration) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	ds.ahead = min(ds.landed-before, ds.slots/8)
+	ds.took = [2]time.Duration{ds.took[1], d}
+}
+
+// pace is how often something happens, by what happened of late.
+type pace struct {
+	n  float64 // so many times within paceMemory
+	at time.Time
+}
+
+// paceMemory is how soon a pace forgets. It must not be short: requests that
+// started together end together, and nothing follows them.
+const paceMemory = 250 * time.Millisecond
+
+func (p *pace) once(now time.Time) { p.n, p.at = p.faded(now)+1, now }
+
+func (p *pace) faded(now time.Time) float64 {
+	return p.n * math.Exp(-now.Sub(p.at).Seconds()/paceMemory.Seconds())
+}
+
+// within is how many times it happens within d.
+func (p *pace) within(d time.Duration, now time.Time) int {
+	return int(p.faded(now) * d.Seconds() / paceMemory.Seconds())
 }
 
 // seat gives a flight its slot, and reports whether one was there in time.
@@ -192,6 +208,7 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	limit = min(limit, ds.roomNow())
+	free := ds.slots - ds.inFlight
 	held, most := ds.slowInFlight(now), max(1, ds.slots*3/4)
 	slowRoom := most - held
 	trials := ds.slots - ds.slots/8 - max(held, most)
@@ -208,7 +225,7 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 		s.room = ds.allowance(d, s.slow)
 		switch {
 		case s.room <= 0:
-		case s.governed && governed >= governedAtOnce:
+		case s.governed && (governed >= governedAtOnce || len(shares) >= free):
 			s.room = 0
 		case !s.slow:
 		case slow < slowRoom:
@@ -225,6 +242,7 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 		}
 		if s.governed {
 			governed++
+			limit = min(limit, free) // no token is taken for a slot that may not come
 		}
 		d.ready = false
 		shares = append(shares, s)
@@ -352,11 +370,11 @@ func (ds *destinations) land(f *flight, answered bool) {
 		delete(ds.active, d)
 	}
 	ds.inFlight--
-	ds.landed++
-	ds.mu.Unlock()
 	if f.seated {
+		ds.landings.once(now)
 		<-ds.seats
 	}
+	ds.mu.Unlock()
 	select {
 	case ds.freed <- struct{}{}:
 	default:

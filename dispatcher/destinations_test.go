@@ -167,26 +167,78 @@ func TestFloorFoundDuringAClaim(t *testing.T) {
 	}
 }
 
-// As many more may be claimed than slots are free as came free during the last
-// claim, but not many.
+// As many more may be claimed than slots are free as come free while a claim
+// lasts, but not many; what never had a slot frees none.
 func TestRoomLooksAheadAsFarAsAClaimLasts(t *testing.T) {
 	ds := newDestinations(64)
 	ds.mark("a", false)
 	now := time.Now()
 	out := ds.take(ds.choose(56, now)[0], 56, floor{}, now)
-	if ds.room() != 8 {
-		t.Fatalf("room for %d, want 8", ds.room())
+	land := func(n int, seated bool) {
+		for _, f := range out[:n] {
+			if seated && !ds.seat(f) {
+				t.Fatal("no slot")
+			}
+			ds.land(f, true)
+		}
+		out = out[n:]
 	}
-	for _, claim := range []struct{ landing, room int }{{3, 8 + 3 + 3}, {20, 8 + 23 + 8}, {0, 8 + 23}} {
-		before := ds.landings()
-		for range claim.landing {
-			ds.land(out[0], true)
-			out = out[1:]
+	claim := func(took time.Duration) { ds.claimTook(took); ds.claimTook(took) }
+	for _, step := range []struct {
+		what string
+		do   func()
+		room int
+	}{
+		{"at first", func() {}, 8},
+		{"20 without a slot have ended", func() { land(20, false); claim(time.Hour) }, 28},
+		{"20 with a slot have ended", func() { land(20, true) }, 48 + 8},
+		{"one claim was quick", func() { ds.claimTook(0) }, 48},
+	} {
+		step.do()
+		if ds.room() != step.room {
+			t.Errorf("%s: room for %d, want %d", step.what, ds.room(), step.room)
 		}
-		ds.foresee(before)
-		if ds.room() != claim.room {
-			t.Errorf("after %d landings during a claim there is room for %d, want %d", claim.landing, ds.room(), claim.room)
+	}
+}
+
+func TestPaceFades(t *testing.T) {
+	var p pace
+	now := time.Now()
+	for i := range 1000 { // one a millisecond
+		now = now.Add(time.Millisecond)
+		p.once(now)
+		if n := p.within(20*time.Millisecond, now); i > 950 && (n < 18 || n > 21) {
+			t.Fatalf("%d within 20 ms, want about 20", n)
 		}
+	}
+	if n := p.within(20*time.Millisecond, now.Add(time.Second)); n != 0 {
+		t.Errorf("%d within 20 ms when nothing has happened for a second", n)
+	}
+	for range 64 { // all at one time
+		p.once(now.Add(time.Minute))
+	}
+	if n := p.within(4*time.Millisecond, now.Add(time.Minute)); n > 1 {
+		t.Errorf("%d are to follow a volley within 4 ms", n)
+	}
+}
+
+// No token of a rate limit is taken for a slot that may not come.
+func TestGovernedDestinationsAreNotClaimedAhead(t *testing.T) {
+	ds := newDestinations(64)
+	ds.mark("a", false)
+	now := time.Now()
+	out := ds.take(ds.choose(56, now)[0], 56, floor{}, now)
+	for _, f := range out[:20] {
+		ds.seat(f)
+		ds.land(f, true)
+	}
+	ds.claimTook(time.Hour)
+	ds.claimTook(time.Hour)
+	for i := range 40 {
+		ds.mark(fmt.Sprint("governed ", i), true)
+	}
+	if sum, _ := quotas(ds.choose(100, now)); sum != 28 {
+		t.Errorf("%d rows in 28 free slots", sum)
 	}
 }
 

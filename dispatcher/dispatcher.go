@@ -24,7 +24,7 @@
 // Only what can be started now is claimed, so that a claimed delivery is on the
 // wire within milliseconds and its lease, an attempt's timeout and a margin,
 // covers one POST. Now is when the claim is back: as many more are claimed than
-// slots are free as have come free during the last claim, an eighth at most. One
+// slots are free as come free meanwhile at the present pace, an eighth at most. One
 // that has no slot then waits for it, for milliseconds, or is given back. No
 // transaction is open during a request.
 package dispatcher
@@ -376,9 +376,9 @@ func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, ask
 	}
 	// A claim that was sent is not cancelled: nobody would know whether its
 	// rows are ours.
-	landed := d.destinations.landings()
+	began := time.Now()
 	rows, flights, err := d.claim(context.WithoutCancel(ctx), shares)
-	d.destinations.foresee(landed)
+	d.destinations.claimTook(time.Since(began))
 	if err != nil {
 		return 0, true, err
 	}

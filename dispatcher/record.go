@@ -65,10 +65,21 @@ func (d *Dispatcher) collect(batch []ended) []ended {
 }
 
 // plainFirst puts the outcomes that finish.sql writes first, and returns their
-// number.
+// number: deliveries that succeeded, with nothing more to them. A success of an
+// endpoint that has been failing has more to it, and so has one that comes with a
+// failure of the same endpoint, which is not failing then.
 func plainFirst(batch []ended) (n int) {
+	var failing []int64
 	for i := range batch {
-		if batch[i].plain() {
+		if e := &batch[i]; e.c.EndpointID != nil && e.verdict != verdictDelivered {
+			failing = append(failing, *e.c.EndpointID)
+		}
+	}
+	for i := range batch {
+		e := &batch[i]
+		e.plain = e.verdict == verdictDelivered && e.resp.Class == "" && e.resp.Error == "" && !deref(e.c.Failing) &&
+			(e.c.EndpointID == nil || !slices.Contains(failing, *e.c.EndpointID))
+		if e.plain {
 			batch[i], batch[n] = batch[n], batch[i]
 			n++
 		}
@@ -76,16 +87,11 @@ func plainFirst(batch []ended) (n int) {
 	return n
 }
 
-// plain reports whether a delivery succeeded and there is nothing more to it.
-func (e *ended) plain() bool {
-	return e.verdict == verdictDelivered && e.resp.Class == "" && e.resp.Error == "" && !deref(e.c.Failing)
-}
-
 // write records a batch, of which all are plain or none is. While the database
-// is away it tries again. A batch that the database refuses is split, so that one row that cannot be stored
-// does not hold up the others; neither does one that somebody has locked.
-// Meanwhile this process claims nothing: after an outage it would claim again,
-// and send again, what it is about to record.
+// is away it tries again. A batch that the database refuses is split, so that one
+// row that cannot be stored does not hold up the others; neither does one that
+// somebody has locked. Meanwhile this process claims nothing: after an outage it
+// would claim again, and send again, what it is about to record.
 func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 	// Rows are locked in one order by every recorder.
 	slices.SortFunc(batch, func(a, b ended) int { return cmp.Compare(a.c.ID, b.c.ID) })
@@ -224,7 +230,7 @@ func refused(err error) bool {
 func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) (err error) {
 	var rows []recordedRow
 	started := time.Now()
-	if batch[0].plain() {
+	if batch[0].plain {
 		_, err = query(ctx, d.db, "finish", d.attempts(batch, again), pgx.RowTo[int64])
 	} else {
 		rows, err = query(ctx, d.db, "record", d.outcomesOf(batch, again), pgx.RowToStructByName[recordedRow])

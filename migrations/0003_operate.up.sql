@@ -1235,6 +1235,7 @@ comment on column postern.retention_headroom.attempts is 'Attempts in the table,
 comment on column postern.retention_headroom.size is 'Size of outbox, delivery and attempt with their indexes.';
 comment on column postern.retention_headroom.warning is 'What to look at; empty when all is well.';
 
+comment on function postern.check_message() is 'Trigger: refuses a message that breaks a rule, and says which.';
 comment on function postern.fan_out() is 'Trigger: writes the deliveries of new messages, and wakes a dispatcher that asked for it.';
 comment on function postern.refuse_update() is 'Trigger: a message is not changed once written.';
 comment on function postern.origin(text) is 'What postern.destination does with a URL that is not in its origin''s own spelling.';

@@ -200,8 +200,6 @@ func refusal(err error) error {
 		if server.TableName == "outbox" {
 			return &RuleError{Index: -1, Rule: server.ConstraintName, Err: err}
 		}
-	case "54000": // program_limit_exceeded: too long for an index, which is written before the rules are looked at
-		return &RuleError{Index: -1, Rule: "message_id is at most 64 bytes, tenant and idempotency_key at most 255", Err: err}
 	case "22008", "22007": // datetime_field_overflow, invalid_datetime_format
 		return &RuleError{Index: -1, Rule: "deliver_after and expires_at are times that PostgreSQL knows", Err: err}
 	case "42P01": // undefined_table

@@ -288,7 +288,7 @@ func TestRefusals(t *testing.T) {
 		{"id with a dot", func(m *outbox.Message) { m.ID = "canary.1" }, "message_id is 1 to 64"},
 		{"id used twice", func(m *outbox.Message) { m.ID = "evt_0" }, "message_id is unique"},
 		{"key too long", func(m *outbox.Message) { m.IdempotencyKey = strings.Repeat("canary", 50) }, "idempotency_key is 1 to 255 bytes"},
-		{"key too long for its index", func(m *outbox.Message) { m.IdempotencyKey = incompressible }, "tenant and idempotency_key at most 255"},
+		{"key too long for its index", func(m *outbox.Message) { m.IdempotencyKey = incompressible }, "idempotency_key is 1 to 255 bytes"},
 		{"tenant too long", func(m *outbox.Message) { m.Tenant = strings.Repeat("canary", 50) }, "tenant is at most 255 bytes"},
 		{"content type of two lines", func(m *outbox.Message) { m.ContentType = "a\r\nb: c" }, "content_type is 1 to 255 printable"},
 		{"headers too long", func(m *outbox.Message) { m.Headers = map[string]string{"X": strings.Repeat("x", 20000)} }, "headers is a JSON object of at most 16 KiB"},

@@ -128,8 +128,8 @@ func TestErrorsAtInsertNameColumnAndRule(t *testing.T) {
 		{"event_type, payload, message_id", `'a', '{}', repeat('x', 65)`, "message_id is 1 to 64 of A-Z a-z 0-9 _ -"},
 		{"event_type, payload, expires_at", `'a', '{}', '-infinity'`, "deliver_after and expires_at are finite"},
 		{"event_type, payload, headers", `'a', '{}', jsonb_build_object('a', repeat('x', 16384))`, "headers is a JSON object of at most 16 KiB"},
-		// Too long for the index, which is written before the rules are looked at.
-		{"event_type, payload, idempotency_key", `'a', '{}', (select string_agg(md5(i::text), '') from generate_series(1, 100) i)`, "idempotency_key is unique within tenant"},
+		// Too long for an index as well.
+		{"event_type, payload, idempotency_key", `'a', '{}', (select string_agg(md5(i::text), '') from generate_series(1, 1000) i)`, "idempotency_key is 1 to 255 bytes"},
 	} {
 		_, err := db.Pool.Exec(t.Context(), fmt.Sprintf(`insert into postern.outbox (%s) values (%s)`, test.columns, test.values))
 		if err == nil || !strings.Contains(err.Error(), test.says) {
@@ -168,6 +168,28 @@ func TestOneRowThatIsRefused(t *testing.T) {
 	}
 	if n := pgtest.Scan[int](t, db, `select (select count(*) from postern.outbox) + (select count(*) from postern.delivery)`); n != 0 {
 		t.Errorf("%d rows were written", n)
+	}
+}
+
+// The rules come before everything else: a body that is too large is not stored
+// first, and a key that was used before does not excuse anything.
+func TestRulesComeFirst(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`insert into postern.outbox (event_type, payload, idempotency_key) values ('a', '1', 'known')`)
+	before := pgtest.Scan[int64](t, db, `select pg_total_relation_size('postern.outbox')`)
+	for columns, values := range map[string]string{
+		"event_type, payload":                  `'a', (select string_agg(md5(i::text), '') from generate_series(1, 100000) i)`,
+		"event_type, payload, idempotency_key": `'not a type', '1', 'known'`,
+	} {
+		_, err := db.Pool.Exec(t.Context(), `insert into postern.outbox (`+columns+`) values (`+values+`) on conflict do nothing`)
+		var server *pgconn.PgError
+		if !errors.As(err, &server) || server.Code != "23514" {
+			t.Errorf("insert (%s): got %v", columns, err)
+		}
+	}
+	if after := pgtest.Scan[int64](t, db, `select pg_total_relation_size('postern.outbox')`); after != before {
+		t.Errorf("what was refused takes %d bytes", after-before)
 	}
 }
 

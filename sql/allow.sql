@@ -1,8 +1,8 @@
 /*
 Says how many deliveries of each governed destination that this transaction
-holds may be claimed now, at most @quotas[i], and leaves it to claim.sql in a
-setting of the transaction. With @probing they are to be claimed through a shut
-door, by probe.sql.
+holds may be claimed now, at most @quotas[i], and leaves it to
+claim_governed.sql in a setting of the transaction. With @probing they are to be
+claimed through a shut door, by probe.sql.
 
 The cap is the endpoint's max_in_flight or, for @ramp after its breaker closed,
 what has grown back of it: 1, 2, 4 … up to 256 in flight, whichever is less.

@@ -23,7 +23,8 @@ limit works inside a materialized step, and skip locked leaves a row that
 another process is claiming. What is locked is then found again by its place,
 which costs less than its id. (A row that somebody else changed between this
 statement's beginning and its lock, and that is due all the same, has a place
-that this statement cannot see yet. It is left for the next claim.)
+that this statement cannot see yet. It is left to the next scan of find.sql, as
+one is that was locked.)
 
 Rows come in no order. Zero rows: nothing due is free.
 

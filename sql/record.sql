@@ -1,7 +1,8 @@
 /*
 Writes what came of many deliveries, in one statement: each request on the
 wire gets its attempt row, and so does one that no connection came about for,
-and each delivery is deleted, rescheduled, released or made dead.
+and each delivery is deleted, rescheduled, released or made dead. Where all that
+is to be said is that they succeeded, finish.sql says it.
 
 A success finishes its delivery whoever owns it by now: the receiver has the
 message. Everything else changes only a delivery that this claim still owns. Its
@@ -27,8 +28,9 @@ endpoint that fails now and then does not have its row written all the time. An 
 changing is left to him and to the next outcome.
 
 A delivery that could not be sent gets its attempt back, and so does one that
-was released: for no fault of the receiver, or because it was a probe. One that
-could not connect has used it. Where a request was cut short on the wire, the
+was released: for no fault of the receiver, or because it was a probe. Unless it
+is to wait, it keeps its place in the line. One that could not connect has used
+its attempt. Where a request was cut short on the wire, the
 receiver may still be at work, so the delivery waits out its lease.
 */
 with outcome as materialized (
@@ -67,7 +69,8 @@ changed as (
          next_attempt_at = case o.outcome
                              when 'retry' then now() + o.delay_ms * interval '1 ms'
                              when 'release' then case when o.sent and o.status is null then d.leased_until
-                                                       else greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms') end
+                                                      when o.delay_ms > 0 then greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms')
+                                                      else d.next_attempt_at end
                              else d.next_attempt_at
                            end,
          leased_until    = null,

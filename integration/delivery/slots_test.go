@@ -50,6 +50,9 @@ func TestSlotsBoundWhatIsSentAndWhatIsLeased(t *testing.T) {
 	if n := pgtest.Scan[int](t, db, `select count(*) from postern.delivery where leased_until is null and attempts > 0`); n > 0 {
 		t.Errorf("%d deliveries without a lease have used an attempt", n)
 	}
+	if n := pgtest.Scan[int](t, db, `select count(distinct next_attempt_at) from postern.delivery`); n != 1 {
+		t.Error("deliveries that were given back have lost their place in the line")
+	}
 	open()
 	rcv.Wait(messages, time.Minute)
 	if n := rcv.MaxInFlight(); n > slots {

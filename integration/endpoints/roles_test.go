@@ -274,6 +274,24 @@ func testFunctionsCannotBeHijacked(t *testing.T, db *pgtest.Database) {
 		 where p.pronamespace = 'postern'::regnamespace and a.grantee = 0`) {
 		t.Errorf("everybody may execute %s", name)
 	}
+	for _, name := range pgtest.Rows[string](t, db, `
+		select object
+		  from (select oid::regclass::text as object, relowner as owner, relnamespace as namespace from pg_class
+		         union all
+		        select oid::regprocedure::text, proowner, pronamespace from pg_proc
+		         union all
+		        select oid::regtype::text, typowner, typnamespace from pg_type) o
+		 where namespace = 'postern'::regnamespace
+		   and owner <> 'postern_owner'::regrole`) {
+		t.Errorf("%s does not belong to postern_owner", name)
+	}
+	for _, name := range pgtest.Rows[string](t, db, `
+		select t.oid::regtype::text
+		  from pg_type t
+		 cross join aclexplode(coalesce(t.typacl, acldefault('T', t.typowner))) a
+		 where t.typnamespace = 'postern'::regnamespace and t.typtype = 'd' and a.grantee = 0`) {
+		t.Errorf("everybody may use type %s in tables of their own", name)
+	}
 	endpoint(t, db, "a", "https://example.com/", "")
 	db.Exec(`grant temporary on database ` + db.Name + ` to postern_app`)
 	conn := connect(t, login(t, db, "app"))

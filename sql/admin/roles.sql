@@ -9,7 +9,7 @@ them. None of them can log in; give them to your own:
 
   create role shop login password '…' in role postern_app;
 
-  postern_owner       owns schema, tables and functions, which run with its
+  postern_owner       owns schema, tables, types and functions, which run with its
                       rights; nobody needs to be it but who migrates
   postern_app         writes messages in its own transactions, and nothing else
   postern_dispatcher  `postern run`
@@ -60,6 +60,12 @@ begin
     select p.oid::regprocedure as name from pg_catalog.pg_proc p where p.pronamespace = ours
   loop
     execute format('alter routine %s owner to postern_owner', o.name);
+  end loop;
+  for o in
+    select t.oid::regtype as name from pg_catalog.pg_type t where t.typnamespace = ours and t.typtype = 'd'
+  loop
+    execute format('alter domain %s owner to postern_owner', o.name);
+    execute format('revoke all on type %s from %s', o.name, others);
   end loop;
   execute format('revoke all on all tables in schema %s from %s', ours, others);
   execute format('revoke all on all sequences in schema %s from %s', ours, others);
