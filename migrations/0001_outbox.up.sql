@@ -201,7 +201,8 @@ comment on table postern.attempt is
 The unit of breaking, fairness and concurrency for a bare target_url: its
 origin, scheme and host in lower case, default port and final dot dropped,
 user information stripped. Never raises: what cannot be read safely is
-'invalid', and the dispatcher says why when it comes to send. */
+'invalid', and the dispatcher says why when it comes to send. No backslash in
+quotes: what it means there is for the caller's standard_conforming_strings to say. */
 
 create function postern.origin(target_url text) returns text
 language sql immutable parallel safe
@@ -216,9 +217,9 @@ as $$
             end
        from regexp_match(
               case when octet_length(target_url) <= 8192 then target_url end,
-              '^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)',
+              $re$^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)$re$,
               'i') as part,
-            regexp_replace(part[2], '\.$', '') as host,
+            regexp_replace(part[2], '[.]$', '') as host,
             cast(nullif(part[3], '') as bigint) as port
       where octet_length(host) between 1 and 253
         and coalesce(port between 1 and 65535, true)),

@@ -944,9 +944,9 @@ CREATE FUNCTION postern.origin(target_url text) RETURNS text
             end
        from regexp_match(
               case when octet_length(target_url) <= 8192 then target_url end,
-              '^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)',
+              $re$^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)$re$,
               'i') as part,
-            regexp_replace(part[2], '\.$', '') as host,
+            regexp_replace(part[2], '[.]$', '') as host,
             cast(nullif(part[3], '') as bigint) as port
       where octet_length(host) between 1 and 253
         and coalesce(port between 1 and 65535, true)),

@@ -7,10 +7,14 @@ import (
 )
 
 // The short way that postern.destination takes with a plain URL ends where the
-// long one does.
+// long one does, also in a session in which backslashes mean what they once did.
 func TestDestinationIsTheOrigin(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
+	old := db.Connect()
+	if _, err := old.Exec(t.Context(), `set standard_conforming_strings = off`); err != nil {
+		t.Fatal(err)
+	}
 	for url, want := range map[string]string{
 		"https://example.com":                       "https://example.com",
 		"https://example.com/":                      "https://example.com",
@@ -51,6 +55,9 @@ func TestDestinationIsTheOrigin(t *testing.T) {
 		long := pgtest.Scan[string](t, db, `select postern.origin($1)`, url)
 		if got != want || long != want {
 			t.Errorf("%q: destination is %q and origin %q, want %q", url, got, long, want)
+		}
+		if got := pgtest.Scan[string](t, old, `select postern.destination($1)`, url); got != want {
+			t.Errorf("%q: in an old session the destination is %q, want %q", url, got, want)
 		}
 	}
 }
