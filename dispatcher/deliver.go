@@ -31,6 +31,7 @@ type ended struct {
 
 	evidence evidence
 	hold     time.Duration // that the receiver asked for its destination
+	unseated bool          // no slot came free for it
 	plain    bool          // for finish.sql: set where outcomes are recorded
 }
 
@@ -43,7 +44,8 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	case send && seated:
 		e = d.attempt(work, c, slot.since)
 	case send:
-		e.verdict, e.resp = verdictRelease, response{Started: time.Now(), Error: "no slot came free in time"}
+		e.verdict, e.unseated = verdictRelease, true
+		e.resp = response{Started: time.Now(), Error: "no slot came free in time"}
 	}
 	// The slot is held until the outcome is taken over: where outcomes cannot be
 	// recorded, nothing more is sent.

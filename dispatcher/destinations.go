@@ -381,6 +381,16 @@ func (ds *destinations) land(f *flight, answered bool) {
 	}
 }
 
+// requeue says that a destination has something due that was taken out of the
+// line with it.
+func (ds *destinations) requeue(name string) {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	if d := ds.known[name]; d != nil && !d.waits() {
+		ds.queue(d)
+	}
+}
+
 // lookBack makes the next claim of a destination start no later than at a row
 // that was found, or that has gone back to where it was.
 func (ds *destinations) lookBack(name string, at time.Time) {

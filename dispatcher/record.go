@@ -350,6 +350,10 @@ func (d *Dispatcher) recorded(batch []ended) {
 		if o.verdict == verdictRelease { // it is to be had again only now
 			d.destinations.lookBack(o.c.Destination, o.c.NextAttemptAt)
 		}
+		if o.unseated {
+			d.destinations.requeue(o.c.Destination)
+			hint(d.wakeups)
+		}
 		line := d.log.Debug()
 		switch o.verdict {
 		case verdictRetry, verdictRelease:

@@ -1,6 +1,9 @@
 package dispatcher
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // What finish.sql writes comes first: successes with nothing more to them.
 func TestPlainOutcomesComeFirst(t *testing.T) {
@@ -30,5 +33,23 @@ func TestPlainOutcomesComeFirst(t *testing.T) {
 	}
 	if len(got) != 9 || n != 3 || !got[2] || !got[5] || !got[9] {
 		t.Errorf("%d are plain: %v, want deliveries 2, 5 and 9", n, got)
+	}
+}
+
+// Who had no slot is in the line again with the record of that: nobody else would
+// find it before the next scan, a POSTERN_POLL_INTERVAL later.
+func TestGivenBackForWantOfASlotIsInTheLine(t *testing.T) {
+	d := &Dispatcher{destinations: newDestinations(8), db: &database{}, wakeups: make(chan struct{}, 1)}
+	ds, now := d.destinations, time.Now().Truncate(time.Microsecond)
+	ds.mark("a", false)
+	ds.land(ds.take(ds.choose(2, now)[0], 1, floor{now, 1}, now)[0], false)
+	if ds.waiting() {
+		t.Fatal("it is in the line with nothing due")
+	}
+	c := &claimed{ID: 1, Destination: "a", NextAttemptAt: now}
+	d.recorded([]ended{{c: c, verdict: verdictRelease, unseated: true}})
+	shares := ds.choose(2, now)
+	if len(shares) != 1 || !shares[0].floor.at.Before(now) || len(d.wakeups) != 1 {
+		t.Errorf("shares %+v, %d wake-ups", shares, len(d.wakeups))
 	}
 }
