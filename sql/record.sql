@@ -28,9 +28,10 @@ endpoint that fails now and then does not have its row written all the time. An 
 changing is left to him and to the next outcome.
 
 A delivery that could not be sent gets its attempt back, and so does one that
-was released: for no fault of the receiver, or because it was a probe. Unless it
-is to wait, it keeps its place in the line. One that could not connect has used
-its attempt. Where a request was cut short on the wire, the
+was released: for no fault of the receiver, or because it was a probe. It keeps
+its place in the line if nothing was sent and it is not to wait: a probe that
+failed goes behind the others, or it would be the next one again. One that could
+not connect has used its attempt. Where a request was cut short on the wire, the
 receiver may still be at work, so the delivery waits out its lease.
 */
 with outcome as materialized (
@@ -69,7 +70,7 @@ changed as (
          next_attempt_at = case o.outcome
                              when 'retry' then now() + o.delay_ms * interval '1 ms'
                              when 'release' then case when o.sent and o.status is null then d.leased_until
-                                                      when o.delay_ms > 0 then greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms')
+                                                      when o.sent or o.delay_ms > 0 then greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms')
                                                       else d.next_attempt_at end
                              else d.next_attempt_at
                            end,
