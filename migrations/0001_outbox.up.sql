@@ -54,6 +54,8 @@ create table postern.endpoint (
     check (rate_limit between 1e-6 and 1e6 and rate_burst >= 1),
   constraint "max_attempts of an endpoint is between 1 and 1000"
     check (max_attempts between 1 and 1000),
+  constraint "permanent_codes is a list without nulls"
+    check (array_ndims(permanent_codes) = 1 and array_position(permanent_codes, null) is null),
   constraint "backoff is above 0 and at most 7 days"
     check (backoff_base > interval '0' and backoff_base <= interval '7 days'
        and backoff_cap > interval '0' and backoff_cap <= interval '7 days')

@@ -333,6 +333,7 @@ CREATE TABLE postern.endpoint (
     CONSTRAINT "headers is an object of strings that may be sent" CHECK (postern.sendable_headers(headers)),
     CONSTRAINT "max_attempts of an endpoint is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT "max_in_flight is between 1 and 10000" CHECK (((max_in_flight >= 1) AND (max_in_flight <= 10000))),
+    CONSTRAINT "permanent_codes is a list without nulls" CHECK (((array_ndims(permanent_codes) = 1) AND (array_position(permanent_codes, NULL::smallint) IS NULL))),
     CONSTRAINT "rate_limit is 0.000001 to 1000000 a second, rate_burst >= 1" CHECK ((((rate_limit >= (0.000001)::double precision) AND (rate_limit <= ('1000000'::numeric)::double precision)) AND (rate_burst >= 1))),
     CONSTRAINT "secret for standard is whsec_ and base64 of 24 to 64 bytes" CHECK (((style <> 'standard'::text) OR ((secret ~ '^whsec_[A-Za-z0-9+/]{32,86}={0,2}$'::text) AND ((octet_length(secret) >= 38) AND (octet_length(secret) <= 94)) AND ((octet_length(secret) % 4) = 2)))),
     CONSTRAINT "secret has no blanks around it" CHECK ((secret ~ '^\S(.*\S)?$'::text)),

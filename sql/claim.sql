@@ -26,6 +26,9 @@ statement's beginning and its lock, and that is due all the same, has a place
 that this statement cannot see yet. It is left to the next scan of find.sql, as
 one is that was locked.)
 
+What somebody wrote into a row by hand must not fail the claim of all others: a
+created_at that is no time, attempts beyond what an integer holds.
+
 Rows come in no order. Zero rows: nothing due is free.
 
 The commit does not wait for the disk: a claim lost in a crash is only claimed
@@ -78,7 +81,7 @@ claimed as (
      set claim_id     = nextval('postern.claim_id'),
          claimed_by   = @dispatcher,
          leased_until = now() + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval) + @margin::interval,
-         attempts     = d.attempts + 1
+         attempts     = least(d.attempts, 1000000) + 1
    where d.ctid = any (array(select due.place from due))
   returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts
 )
@@ -92,7 +95,7 @@ select c.id,
        c.id = any (array(select due.id from due where due.lapsed)) as lapsed,
        coalesce((select w.generation from wanted w where w.destination = c.destination limit 1), 0) as generation,
        o.message_id,
-       o.created_at,
+       case when isfinite(o.created_at) then o.created_at end as created_at,
        o.event_type,
        o.content_type,
        octet_length(o.payload) as payload_bytes,

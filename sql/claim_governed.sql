@@ -57,7 +57,7 @@ claimed as (
      set claim_id     = nextval('postern.claim_id'),
          claimed_by   = @dispatcher,
          leased_until = now() + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval) + @margin::interval,
-         attempts     = d.attempts + 1
+         attempts     = least(d.attempts, 1000000) + 1
    where d.ctid = any (array(select due.place from due))
   returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts
 ),
@@ -83,7 +83,7 @@ select c.id,
        c.id = any (array(select due.id from due where due.lapsed)) as lapsed,
        coalesce((select w.generation from wanted w where w.destination = c.destination limit 1), 0) as generation,
        o.message_id,
-       o.created_at,
+       case when isfinite(o.created_at) then o.created_at end as created_at,
        o.event_type,
        o.content_type,
        octet_length(o.payload) as payload_bytes,

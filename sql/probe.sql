@@ -85,7 +85,7 @@ claimed as (
          leased_until = now() + @margin::interval
                         + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval)
                         / (select due.patience from due where due.id = d.id),
-         attempts     = d.attempts + 1
+         attempts     = least(d.attempts, 1000000) + 1
    where d.id = any (array(select due.id from due))
   returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.leased_until
 ),
@@ -121,7 +121,7 @@ select c.id,
        due.lapsed,
        l.generation,
        o.message_id,
-       o.created_at,
+       case when isfinite(o.created_at) then o.created_at end as created_at,
        o.event_type,
        o.content_type,
        octet_length(o.payload) as payload_bytes,
