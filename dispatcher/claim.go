@@ -123,8 +123,8 @@ func wanted(shares []share) (names []string, quotas []int32) {
 	return names, quotas
 }
 
-// board gives each claimed row its flight. Take is told
-// how many rows a share brought and where the last of them lies in the index.
+// board gives each claimed row its flight. Take is told how many rows a share
+// brought and where the last of them lies in the index.
 func board(rows []*claimed, shares []share, take func(s share, n int, last floor) []*flight) []*flight {
 	byName := make(map[string][]int, len(shares))
 	for i := range rows {

@@ -30,6 +30,7 @@ type destinations struct {
 	known    map[string]*destination
 	active   map[*destination]struct{} // those with flights
 	ready    []*destination            // those believed to have something due, in turn
+	blocked  int                       // of them, those that had all they may have when last asked
 	later    waitingLine               // governed ones that have something due and may not have it yet
 	freed    chan struct{}             // a slot came free; holds one
 }
@@ -200,6 +201,13 @@ func (ds *destinations) waiting() bool {
 	return len(ds.ready) > 0
 }
 
+// servable reports whether some of them could have slots if there were any.
+func (ds *destinations) servable() bool {
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	return len(ds.ready) > ds.blocked
+}
+
 // choose takes the destinations whose turn it is out of the line and divides
 // up to limit rows among them: evenly, so that a deep backlog does not go
 // before a shallow one, and none above its allowance. Each share must be given
@@ -247,6 +255,7 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 		d.ready = false
 		shares = append(shares, s)
 	}
+	ds.blocked = len(blocked)
 	ds.ready = append(blocked, ds.ready[looked:]...)
 	divide(shares, limit, slowRoom)
 	return shares
@@ -316,10 +325,9 @@ func (s *share) wants(slowRoom int) bool {
 	return s.room > 0 && (!s.slow || slowRoom > 0)
 }
 
-// take notes that a share's claim has brought n rows, the last of them at
-// last, and returns their flights. A destination that gave
-// what it was asked for goes to the end of the line; another has nothing more
-// due.
+// take notes that a share's claim has brought n rows, the last of them at last,
+// and returns their flights. A destination that gave what it was asked for goes to
+// the end of the line; another has nothing more due.
 func (ds *destinations) take(s share, n int, last floor, now time.Time) []*flight {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()

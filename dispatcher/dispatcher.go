@@ -297,7 +297,7 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 	idle, failures := minIdle, 0
 	for ctx.Err() == nil {
 		n, asked, err := d.round(ctx, work)
-		trickle := n == 1 && d.armed && !d.destinations.waiting()
+		trickle := n == 1 && d.armed && !d.destinations.servable()
 		d.busy = n > 0 && !trickle
 		switch {
 		case ctx.Err() != nil:
@@ -315,15 +315,18 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 			}
 			idle, failures = minIdle, 0
 			if trickle { // the next one wakes us: no need to look again at once
-				d.await(ctx, d.destinations.untilNext(time.Now(), afterOne))
+				d.await(ctx, d.destinations.untilNext(time.Now(), afterOne), nil)
 				idle = 2 * afterOne
 			}
 		case asked: // others may be in the line
 			failures = 0
 		default:
 			failures = 0
-			d.await(ctx, d.destinations.untilNext(time.Now(), idle))
-			idle = d.ease(idle)
+			var freed <-chan struct{}
+			if d.destinations.waiting() { // for a slot, not for an insert
+				freed = d.destinations.freed
+			}
+			idle = d.ease(idle, d.await(ctx, d.destinations.untilNext(time.Now(), idle), freed))
 		}
 	}
 }
@@ -450,33 +453,34 @@ func (d *Dispatcher) look(ctx context.Context) error {
 	return nil
 }
 
-// await waits for a wake-up or until it is time to look again. Where known work
-// waits for a slot that it may have, one that comes free is a wake-up too.
-func (d *Dispatcher) await(ctx context.Context, idle time.Duration) {
-	var freed chan struct{}
-	if d.destinations.waiting() {
-		freed = d.destinations.freed
-	}
+// await waits for a wake-up, for a slot that comes free where that is given, or
+// until it is time to look again, and reports whether that time has come.
+func (d *Dispatcher) await(ctx context.Context, idle time.Duration, freed <-chan struct{}) (over bool) {
 	timer := time.NewTimer(idle)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-timer.C:
+		return true
 	case <-d.wakeups:
 		d.woken = true
 	case <-freed:
 	}
+	return false
 }
 
-// ease is how long to wait after a wait that brought nothing: twice as long. A
-// wake-up may have been for what cannot be sent now, such as a message behind an
-// open breaker, and an insert that saw that it need not wake anybody commits only
-// now: after one it is looked again soon.
-func (d *Dispatcher) ease(idle time.Duration) time.Duration {
-	if d.woken {
+// ease is how long to wait after a wait that brought nothing: twice as long, once
+// it is over. A wake-up may have been for what cannot be sent now, such as a message
+// behind an open breaker, and an insert that saw that it need not wake anybody
+// commits only now: after one it is looked again soon.
+func (d *Dispatcher) ease(idle time.Duration, over bool) time.Duration {
+	switch {
+	case d.woken:
 		return minIdle
+	case over:
+		return min(2*idle, d.cfg.PollInterval)
 	}
-	return min(2*idle, d.cfg.PollInterval)
+	return idle
 }
 
 // awaitSlot waits until some request has ended, or more slots may be used than a

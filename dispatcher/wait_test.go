@@ -14,16 +14,42 @@ func TestWaitsGrowUnlessWoken(t *testing.T) {
 	d := &Dispatcher{cfg: Config{PollInterval: time.Second}, wakeups: make(chan struct{}, 1), destinations: newDestinations(1)}
 	idle := minIdle
 	for range 20 {
-		d.await(t.Context(), 0)
-		idle = d.ease(idle)
+		idle = d.ease(idle, d.await(t.Context(), 0, nil))
 	}
 	if idle != time.Second {
 		t.Errorf("after many waits it waits %s, want 1s", idle)
 	}
+	free := make(chan struct{}, 1)
+	hint(free)
+	if idle = d.ease(idle, d.await(t.Context(), time.Minute, free)); idle != time.Second {
+		t.Errorf("after a slot came free it waits %s, want 1s as before", idle)
+	}
 	hint(d.wakeups)
-	d.await(t.Context(), time.Minute)
-	if idle = d.ease(idle); idle != minIdle {
+	if idle = d.ease(idle, d.await(t.Context(), time.Minute, nil)); idle != minIdle {
 		t.Errorf("after a wake-up it waits %s, want %s", idle, minIdle)
+	}
+}
+
+// Work of a destination that has all the slots it may have is waiting, and cannot
+// be served.
+func TestBlockedWorkIsNotServable(t *testing.T) {
+	ds := newDestinations(8)
+	now := time.Now()
+	ds.mark("hangs", false)
+	shares := ds.choose(8, now)
+	ds.take(shares[0], shares[0].quota, floor{now, 1}, now)
+	if !ds.servable() {
+		t.Error("it is not servable before it was asked for again")
+	}
+	if shares := ds.choose(8, now); len(shares) != 0 {
+		t.Fatalf("it may have more: %+v", shares)
+	}
+	if !ds.waiting() || ds.servable() {
+		t.Errorf("waiting: %t, servable: %t, want true and false", ds.waiting(), ds.servable())
+	}
+	ds.mark("other", false)
+	if !ds.servable() {
+		t.Error("another is not servable")
 	}
 }
 

@@ -19,13 +19,14 @@ instead of looked up.
 
 Rows come in order of delivery id and are locked in that order. Of those that
 were not delivered it returns the ones that were still ours; one that is missing
-had been taken over, cancelled or deleted. Other rows tell endpoints that were disabled: by a 410 to
-a request of the generation that the endpoint still has, or because there was
-nothing but failures for @disable_after (null: never). When failing began is
-kept with the endpoint, written once then, and forgotten after the first success.
-For a hundredth of that time after it, failing does not begin anew, so that an
-endpoint that fails now and then does not have its row written all the time. An endpoint that somebody else is
-changing is left to him and to the next outcome.
+had been taken over, cancelled or deleted. Other rows tell endpoints that were
+disabled: by a 410 to a request of the generation that the endpoint still has,
+or because there was nothing but failures for @disable_after (null: never). When
+failing began is kept with the endpoint, written once then, and forgotten after
+the first success. For a hundredth of that time after it, failing does not begin
+anew, so that an endpoint that fails now and then does not have its row written
+all the time. An endpoint that somebody else is changing is left to him and to
+the next outcome.
 
 A delivery that could not be sent gets its attempt back, and so does one that
 was released: for no fault of the receiver, or because it was a probe. It keeps
