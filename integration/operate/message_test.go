@@ -182,7 +182,16 @@ func TestReplayTwiceRacesDeliveries(t *testing.T) {
 	waiting := writeForLater(t, db, 150, rcv.URL+"/")
 	waiting, dead := waiting[:50], waiting[50:]
 	settle(t, db, dead, "dead")
-	replay := `update postern.message set status = 'pending' where created_at > now() - interval '1 day'`
+	// Both begin before either goes on. One that began after the other's commit
+	// would rightly replay what had been delivered again by then.
+	replay := `
+		with start as materialized (select pg_advisory_xact_lock_shared(1))
+		update postern.message set status = 'pending' from start where created_at > now() - interval '1 day'`
+	starter := db.Connect()
+	defer func() { _ = starter.Close(context.Background()) }()
+	if _, err := starter.Exec(t.Context(), `select pg_advisory_lock(1)`); err != nil {
+		t.Fatal(err)
+	}
 	second := fleet.Start(t, config)
 
 	var changed [2]int64
@@ -195,6 +204,14 @@ func TestReplayTwiceRacesDeliveries(t *testing.T) {
 			}
 			changed[i] = tag.RowsAffected()
 		})
+	}
+	pgtest.Eventually(t, time.Minute, "both replays have begun", func() bool {
+		return pgtest.Scan[int](t, db, `
+			select count(*) from pg_locks
+			 where locktype = 'advisory' and not granted and database = (select oid from pg_database where datname = current_database())`) == 2
+	})
+	if _, err := starter.Exec(t.Context(), `select pg_advisory_unlock(1)`); err != nil {
+		t.Fatal(err)
 	}
 	both.Wait()
 	if changed[0]+changed[1] != 400 {
