@@ -12,8 +12,8 @@ import (
 // being sent.
 const inlinePayload = 16 << 10
 
-// claimed is one row of claim.sql, claim_governed.sql or probe.sql: a delivery that this process owns until its
-// lease runs out, with all that its request needs.
+// claimed is one row of claim.sql, claim_governed.sql or probe.sql: a delivery
+// that this process owns until its lease runs out, with all that its request needs.
 type claimed struct {
 	ID            int64
 	ClaimID       int64
@@ -82,8 +82,9 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed
 		return nil, nil, nil
 	}
 	started := time.Now()
-	args := d.claimArgs(shares)
-	_, args["quotas"] = wanted(shares)
+	names, quotas := wanted(shares)
+	args := d.claimArgs(shares, names)
+	args["quotas"] = quotas
 	rows, err := query(ctx, d.db, "claim", args, pgx.RowToAddrOfStructByName[claimed])
 	if err != nil {
 		d.destinations.putBack(shares)
@@ -96,8 +97,7 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed
 }
 
 // claimArgs are what a claim is told, whoever counts it.
-func (d *Dispatcher) claimArgs(shares []share) pgx.StrictNamedArgs {
-	names, _ := wanted(shares)
+func (d *Dispatcher) claimArgs(shares []share, names []string) pgx.StrictNamedArgs {
 	at := make([]time.Time, len(shares))
 	ids := make([]int64, len(shares))
 	for i, s := range shares {

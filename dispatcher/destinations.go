@@ -362,8 +362,8 @@ func (ds *destinations) putBack(shares []share) {
 	}
 }
 
-// land ends a flight and gives its slot back. answered says that the destination did
-// answer, which is what makes it quick or slow.
+// land ends a flight and gives its slot back. answered says that the destination
+// did answer, which is what makes it quick or slow.
 func (ds *destinations) land(f *flight, answered bool) {
 	now := time.Now()
 	ds.mu.Lock()

@@ -44,7 +44,7 @@ func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]*clai
 	var rows []*claimed
 	started := time.Now()
 	err := transact(ctx, d.db, "claim_governed", append(d.govern(names, quotas, false, &rules),
-		collect("claim_governed", d.claimArgs(shares), &rows, pgx.RowToAddrOfStructByName[claimed]))...)
+		collect("claim_governed", d.claimArgs(shares, names), &rows, pgx.RowToAddrOfStructByName[claimed]))...)
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err

@@ -2,7 +2,7 @@
 Writes the successes among what came of many deliveries, which are most of
 them: each gets its attempt row and is deleted. Whoever owns it by now: the
 receiver has the message. All other outcomes, and a success of an endpoint that
-had been failing, are for record.sql, which does ten times as much.
+had been failing, are for record.sql.
 
 @again is as in record.sql. Zero rows, always.
 */

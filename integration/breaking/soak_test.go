@@ -75,7 +75,7 @@ func watchRamp(t *testing.T, db *pgtest.Database, rcv *outage, ramp time.Duratio
 		} else if len(seen) <= int(since/time.Second) {
 			seen = append(seen, fmt.Sprintf("%d of %d", n, share))
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // between looks at what changes all the time
 	}
 	t.Logf("in flight, each second after closing: %v", seen)
 }

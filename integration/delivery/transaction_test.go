@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"testing"
@@ -133,9 +134,9 @@ func TestLowerIDsThatCommitLater(t *testing.T) {
 				t.Error(err)
 			}
 			// Until the later one has come, or others in its place.
-			for end := time.Now().Add(time.Minute); rcv.Count() == before && time.Now().Before(end); {
-				time.Sleep(5 * time.Millisecond)
-			}
+			wait, cancel := context.WithTimeout(t.Context(), time.Minute)
+			_ = rcv.WaitContext(wait, before+1) // what is missing at the end is said there
+			cancel()
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Error(err)
 			}

@@ -187,6 +187,7 @@ func (r *tutorial) sql(text, want string) {
 	if !strings.HasPrefix(text, "select") {
 		r.t.Fatalf("%s\nshows\n%s\nand not\n%s", text, out, want)
 	}
+	// As a reader would: what it shows comes about in another process.
 	for end := time.Now().Add(time.Minute); !run(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			r.t.Fatalf("%s\nshows\n%s\nand not\n%s", text, out, want)
@@ -212,6 +213,7 @@ func (r *tutorial) start(name string) {
 	}
 	r.running[name] = cmd
 	var text []byte
+	// Its log is all that says that it is ready.
 	for end := time.Now().Add(5 * time.Minute); !bytes.Contains(text, []byte("listening")) && !bytes.Contains(text, []byte("dispatching")); time.Sleep(50 * time.Millisecond) {
 		if text, err = os.ReadFile(log); err != nil {
 			r.t.Fatal(err)

@@ -80,7 +80,7 @@ func TestConfAndReload(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("the setting did not arrive within 30s")
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // the server tells nobody when it has reloaded
 	}
 }
 
@@ -164,7 +164,7 @@ func TestOrphanDies(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("30s after its process was killed the cluster is still there")
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // another process removes it and tells nobody
 	}
 	if conn, err := pgx.Connect(t.Context(), url); err == nil {
 		conn.Close(t.Context())
