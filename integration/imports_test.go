@@ -14,7 +14,7 @@ var layers = [][]string{
 	{"sql", "outbox/signature"},
 	{"migrations"},
 	{"outbox", "outbox/inbox", "breaker"},
-	{"dispatcher", "cmd/postern/receive"},
+	{"dispatcher", "dispatcher/receive"},
 	{"cmd", "examples"},
 	{"integration"},
 }

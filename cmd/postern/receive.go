@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"postern/cmd/postern/receive"
+	"postern/dispatcher/receive"
 )
 
 type receiveCommand struct {

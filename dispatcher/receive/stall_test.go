@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"postern/cmd/postern/receive"
+	"postern/dispatcher/receive"
 	"postern/integration/pgtest"
 	"postern/integration/pgtest/cluster"
 )

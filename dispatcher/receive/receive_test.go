@@ -22,7 +22,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"postern/cmd/postern/receive"
+	"postern/dispatcher/receive"
 	"postern/integration/pgtest"
 	"postern/migrations"
 	"postern/outbox/inbox"
@@ -524,7 +524,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("the metrics lack %s", want)
 		}
 	}
-	rules, err := os.ReadFile("../../../deploy/alerts-receive.yml")
+	rules, err := os.ReadFile("../../deploy/alerts-receive.yml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -542,7 +542,7 @@ func TestMetrics(t *testing.T) {
 func TestRoleSuffices(t *testing.T) {
 	t.Parallel()
 	db := pgtest.OwnCluster(t).DB()
-	roles, err := os.ReadFile("../../../sql/admin/roles.sql")
+	roles, err := os.ReadFile("../../sql/admin/roles.sql")
 	if err != nil {
 		t.Fatal(err)
 	}
