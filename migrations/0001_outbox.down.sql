@@ -12,7 +12,6 @@ begin
 end
 $$;
 
-drop table postern.attempt, postern.delivery, postern.outbox, postern.endpoint;
-drop domain postern.attempt_outcome, postern.due_time, postern.attempt_count, postern.delivery_status;
-drop function postern.check_message(), postern.fan_out(), postern.refuse_update(), postern.subscribes(text[], text), postern.patterns(text), postern.destination(text), postern.origin(text);
-drop sequence postern.claim_id, postern.wake_after;
+drop function postern.enqueue;
+drop table postern.outbox;
+drop function postern.check_message(), postern.refuse_update(), postern.new_message_id();
