@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"postern/dispatcher/post"
 )
 
 // verdict is what happens to a delivery after an attempt.
@@ -38,9 +40,9 @@ func (e evidence) String() string {
 const (
 	reasonGone            = "gone"
 	reasonPermanentStatus = "permanent_status"
-	reasonAddressRefused  = "address_refused"
-	reasonInvalidURL      = "invalid_url"
-	reasonInvalidHeader   = "invalid_header"
+	reasonAddressRefused  = string(post.ClassRefused)
+	reasonInvalidURL      = string(post.ClassInvalidURL)
+	reasonInvalidHeader   = string(post.ClassInvalidHeader)
 )
 
 // outcome is an attempt, judged.
@@ -66,7 +68,7 @@ type outcome struct {
 // Without a status: what can never be sent is dead, our own trouble costs
 // nothing, the rest is the destination's. A kept connection that ends under a
 // request was most likely closed for being idle, which says nothing either.
-func classify(r *response, permanent []int, longest time.Duration) outcome {
+func classify(r *post.Response, permanent []int, longest time.Duration) outcome {
 	if r.Status == 0 {
 		return classifyFailure(r)
 	}
@@ -94,23 +96,23 @@ func clientError(status int) bool {
 		status != http.StatusRequestTimeout && status != http.StatusTooManyRequests
 }
 
-func classifyFailure(r *response) outcome {
+func classifyFailure(r *post.Response) outcome {
 	switch r.Class {
-	case classInvalidURL:
+	case post.ClassInvalidURL:
 		return outcome{Verdict: verdictDead, Reason: reasonInvalidURL}
-	case classInvalidHeader:
+	case post.ClassInvalidHeader:
 		return outcome{Verdict: verdictDead, Reason: reasonInvalidHeader}
-	case classRefused:
+	case post.ClassRefused:
 		return outcome{Verdict: verdictDead, Reason: reasonAddressRefused}
-	case classCancelled, classLocal:
+	case post.ClassCancelled, post.ClassLocal:
 		return outcome{Verdict: verdictRelease}
-	case classDNS, classConnect, classTLS:
+	case post.ClassDNS, post.ClassConnect, post.ClassTLS:
 		return outcome{Verdict: verdictRetry, Evidence: evidenceConnection}
-	case classTimeout:
+	case post.ClassTimeout:
 		if !r.Sent {
 			return outcome{Verdict: verdictRetry, Evidence: evidenceConnection}
 		}
-	case classEOF:
+	case post.ClassEOF:
 		if r.Reused {
 			return outcome{Verdict: verdictRetry}
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"postern/breaker"
+	"postern/dispatcher/post"
 	"postern/outbox/signature"
 )
 
@@ -31,10 +32,10 @@ type Config struct {
 	PollInterval  time.Duration // between looks when nothing is due
 	ShutdownGrace time.Duration // for requests in flight when ctx ends
 	ResponseLimit int64         // bytes of an answer's body that are kept
-	MemoryLimit   int64         // bytes of large payloads held at one time; 0: 32 MiB
+	MemoryLimit   int64         // bytes of large payloads held at one time
 
 	// IdleConnections is how many connections are kept open between requests,
-	// but no more than half of the files that the process may open; 0: 10,000.
+	// but no more than half of the files that the process may open.
 	IdleConnections int
 
 	Breaker   breaker.Settings
@@ -57,8 +58,8 @@ type Config struct {
 	Log zerolog.Logger
 }
 
-func (c *Config) transport() transportConfig {
-	return transportConfig{
+func (c *Config) transport() post.Config {
+	return post.Config{
 		AllowNetworks:  c.AllowNetworks,
 		AllowHTTP:      c.AllowHTTP,
 		AllowPorts:     c.AllowPorts,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"postern/dispatcher/post"
 	"postern/outbox/signature"
 )
 
@@ -27,7 +28,7 @@ type ended struct {
 	reason  string
 	delay   time.Duration // until the next attempt
 	sent    bool          // a request was on the wire, or the attempt to get it there counts
-	resp    response
+	resp    post.Response
 
 	evidence evidence
 	hold     time.Duration // that the receiver asked for its destination
@@ -45,7 +46,7 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 		e = d.attempt(work, c, slot.since)
 	case send:
 		e.verdict, e.unseated = verdictRelease, true
-		e.resp = response{Started: time.Now(), Error: "no slot came free in time"}
+		e.resp = post.Response{Started: time.Now(), Error: "no slot came free in time"}
 	}
 	// The slot is held until the outcome is taken over: where outcomes cannot be
 	// recorded, nothing more is sent.
@@ -108,10 +109,10 @@ func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) e
 	}
 	left := r.Timeout + d.cfg.LeaseMargin - time.Since(began)
 	if left <= 0 {
-		return ended{c: c, verdict: verdictRelease, resp: response{Started: time.Now(), Error: "the lease ran out before the request"}}
+		return ended{c: c, verdict: verdictRelease, resp: post.Response{Started: time.Now(), Error: "the lease ran out before the request"}}
 	}
 	r.Timeout = min(r.Timeout, left)
-	resp := d.post.post(ctx, r)
+	resp := d.post.Post(ctx, r)
 	o := classify(&resp, c.PermanentCodes, d.cfg.RetryAfterCap)
 	e := ended{c: c, verdict: o.Verdict, reason: o.Reason, sent: resp.Status != 0 || resp.Sent, resp: resp, evidence: o.Evidence}
 	if o.HoldDestination {
@@ -134,7 +135,7 @@ func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) e
 	if o.Verdict == verdictRelease {
 		// Our own trouble: not at once again, and not all at the same time.
 		e.delay = time.Second + rand.N(time.Second)
-		if resp.Class == classCancelled {
+		if resp.Class == post.ClassCancelled {
 			d.lost.Add(1)
 		}
 	}
@@ -154,21 +155,21 @@ func (d *Dispatcher) backoff(c *claimed) time.Duration {
 
 // request puts together what goes on the wire: the stored bytes, signed for
 // this attempt.
-func (d *Dispatcher) request(ctx context.Context, c *claimed) (request, error) {
-	r := request{URL: *c.URL, ContentType: *c.ContentType}
+func (d *Dispatcher) request(ctx context.Context, c *claimed) (post.Request, error) {
+	r := post.Request{URL: *c.URL, ContentType: *c.ContentType}
 	r.Timeout = d.cfg.Timeout
 	if c.Timeout != nil {
 		r.Timeout = *c.Timeout
 	}
-	own, err := checkHeaders(c.Headers)
+	own, err := post.ReadHeaders(c.Headers)
 	if err != nil {
 		return r, err
 	}
-	theirs, err := checkHeaders(c.EndpointHeaders)
+	theirs, err := post.ReadHeaders(c.EndpointHeaders)
 	if err != nil {
 		return r, err
 	}
-	r.Headers = mergeHeaders(theirs, own)
+	r.Headers = post.MergeHeaders(theirs, own)
 	if r.Body, err = d.payload(ctx, c); err != nil {
 		return r, err
 	}

@@ -42,6 +42,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
+	"postern/dispatcher/post"
 	"postern/migrations"
 	"postern/outbox/signature"
 )
@@ -78,7 +79,7 @@ type Dispatcher struct {
 	log  zerolog.Logger
 	now  func() time.Time // for signatures alone
 	db   *database
-	post *transport
+	post *post.Transport
 	id   int64 // of this start, never used twice
 
 	destinations *destinations
@@ -212,7 +213,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		log:          cfg.Log,
 		now:          cfg.Now,
 		db:           db,
-		post:         newTransport(cfg.transport()),
+		post:         post.New(cfg.transport()),
 		destinations: newDestinations(cfg.Slots),
 		signing:      []signature.Secret{cfg.SigningSecret},
 		large:        newLarge(cfg.MemoryLimit),

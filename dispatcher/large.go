@@ -11,11 +11,6 @@ import (
 // delivery is released and costs no attempt.
 var errCrowded = errors.New("the payloads being sent leave no room for another large one")
 
-// defaultMemoryLimit keeps a process whose slots are all taken by the largest
-// payloads at about 150 MiB: the garbage collector lets the heap grow to twice
-// of what is in use.
-const defaultMemoryLimit = 32 << 20
-
 // large bounds the memory that payloads take which do not come with their
 // claims, by bytes and first come, first served. A slot that waits for room
 // makes no request.
@@ -25,9 +20,6 @@ type large struct {
 }
 
 func newLarge(limit int64) large {
-	if limit <= 0 {
-		limit = defaultMemoryLimit
-	}
 	return large{semaphore.NewWeighted(limit), limit}
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/dispatcher/post"
 	"postern/outbox/signature"
 )
 
@@ -26,8 +27,8 @@ func (e secretError) Error() string { return e.err.Error() }
 // unsendable ends a delivery whose request could not be put together. No
 // request was made.
 func (d *Dispatcher) unsendable(c *claimed, err error) ended {
-	e := ended{c: c, verdict: verdictDead, resp: response{Started: time.Now(), Error: err.Error()}}
-	var header invalidHeader
+	e := ended{c: c, verdict: verdictDead, resp: post.Response{Started: time.Now(), Error: err.Error()}}
+	var header post.InvalidHeaderError
 	var ours databaseError
 	switch {
 	case errors.As(err, &ours), errors.Is(err, errCrowded):
@@ -35,7 +36,7 @@ func (d *Dispatcher) unsendable(c *claimed, err error) ended {
 	case errors.Is(err, errDeleted):
 		e.reason = reasonDeleted
 	case errors.As(err, &header):
-		e.reason, e.resp.Class = reasonInvalidHeader, classInvalidHeader
+		e.reason, e.resp.Class = reasonInvalidHeader, post.ClassInvalidHeader
 	default:
 		e.reason = reasonSecret
 	}

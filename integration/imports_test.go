@@ -13,7 +13,7 @@ import (
 var layers = [][]string{
 	{"sql", "outbox/signature"},
 	{"migrations"},
-	{"outbox", "outbox/inbox", "breaker"},
+	{"outbox", "outbox/inbox", "breaker", "dispatcher/post"},
 	{"dispatcher", "dispatcher/receive"},
 	{"cmd", "examples"},
 	{"integration"},

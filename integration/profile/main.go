@@ -51,7 +51,7 @@ func run(url string, slots int, secret, file string) error {
 		DatabaseURL: url, Schema: "postern", Version: "profile", SigningSecret: key,
 		Slots: slots, Batch: 100, Timeout: 10 * time.Second, LeaseMargin: 15 * time.Second,
 		MaxAttempts: 20, BackoffBase: 5 * time.Second, BackoffCap: 4 * time.Hour, RetryAfterCap: 24 * time.Hour,
-		PollInterval: time.Second, ShutdownGrace: 2 * time.Second, ResponseLimit: 16 << 10,
+		PollInterval: time.Second, ShutdownGrace: 2 * time.Second, ResponseLimit: 16 << 10, MemoryLimit: 32 << 20, IdleConnections: 10_000,
 		AllowHTTP: true, AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
 		Log: zerolog.New(os.Stderr).Level(zerolog.InfoLevel),
 	})

@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"fmt"
@@ -40,7 +40,7 @@ func TestThousandHostileReceivers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := newTransport(loopback())
+	tr := New(loopback())
 
 	const limit = 3 * time.Second
 	small, large := []byte("{}"), make([]byte, 1<<20)
@@ -53,7 +53,7 @@ func TestThousandHostileReceivers(t *testing.T) {
 			if i%10 == 9 { // more than the socket's buffers hold
 				body = large
 			}
-			r := tr.post(t.Context(), request{URL: fmt.Sprintf("%s/%d", hostile.URL, i%10), Body: body, Timeout: limit})
+			r := tr.Post(t.Context(), Request{URL: fmt.Sprintf("%s/%d", hostile.URL, i%10), Body: body, Timeout: limit})
 			switch r.Status {
 			case 200:
 				status200.Add(1)

@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"bytes"
@@ -25,9 +25,9 @@ const (
 	maxPing            = 15 * time.Second
 )
 
-// transportConfig says what requests may reach and cost. Zero values mean the
-// defaults that their comments name.
-type transportConfig struct {
+// Config says what requests may reach and cost. Timeout,
+// MaxIdlePerHost, MaxIdle and UserAgent must be set.
+type Config struct {
 	// AllowNetworks are let through by the address guard although they are not
 	// public. Everything public is allowed anyway.
 	AllowNetworks []netip.Prefix
@@ -36,19 +36,18 @@ type transportConfig struct {
 	// AllowPorts are the ports that targets may name; none means 80, 443 and
 	// 1024 to 65535.
 	AllowPorts []uint16
-	// Timeout bounds an attempt whose request names none: 10 s. An HTTP/2
+	// Timeout bounds an attempt whose request names none. An HTTP/2
 	// connection without a sign of life for a third of it is asked for one.
 	Timeout time.Duration
 	// ResponseLimit is how many bytes of an answer's body are kept; 0 keeps none.
 	ResponseLimit int
 	// MaxIdlePerHost should be as many requests as may be out to one
-	// destination at once, or connections are closed only to be opened again:
-	// 256.
+	// destination at once, or connections are closed only to be opened again.
 	MaxIdlePerHost int
-	// MaxIdle is how many connections are kept open between requests: 10,000,
-	// and no more than half of the files that the process may open.
+	// MaxIdle is how many connections are kept open between requests, but
+	// no more than half of the files that the process may open.
 	MaxIdle int
-	// UserAgent names us: "Postern".
+	// UserAgent names the sender.
 	UserAgent string
 
 	// rootCAs and resolver replace the system's where a test brings its own.
@@ -56,21 +55,9 @@ type transportConfig struct {
 	resolver *net.Resolver
 }
 
-func (c transportConfig) withDefaults() transportConfig {
-	if c.Timeout <= 0 {
-		c.Timeout = 10 * time.Second
-	}
+func (c Config) withDefaults() Config {
 	c.ResponseLimit = max(0, c.ResponseLimit)
-	if c.MaxIdlePerHost <= 0 {
-		c.MaxIdlePerHost = 256
-	}
-	if c.MaxIdle <= 0 {
-		c.MaxIdle = 10_000
-	}
 	c.MaxIdle = min(c.MaxIdle, openFiles()/2)
-	if c.UserAgent == "" {
-		c.UserAgent = "Postern"
-	}
 	if c.resolver == nil {
 		// The C library reads 127.1 and 0x7f000001 as addresses and costs a
 		// thread for each look-up under way.
@@ -88,10 +75,10 @@ func openFiles() int {
 	return int(min(limit.Cur, math.MaxInt32))
 }
 
-// transport sends requests. There is one in a process; it is safe for
+// Transport sends requests. There is one in a process; it is safe for
 // concurrent use.
-type transport struct {
-	cfg    transportConfig
+type Transport struct {
+	cfg    Config
 	http   *http.Transport
 	dialer net.Dialer
 	bodies sync.Pool // of *[]byte, ResponseLimit long
@@ -100,14 +87,14 @@ type transport struct {
 	close context.CancelFunc
 }
 
-// newTransport makes the process's transport.
+// New makes the process's transport.
 //
 // It is used without an http.Client around it. A client follows redirects; told
 // not to, it still fails an answer whose Location it cannot parse, copies every
 // request's headers and puts the URL into every error. RoundTrip does one
 // exchange and no more.
-func newTransport(cfg transportConfig) *transport {
-	t := &transport{cfg: cfg.withDefaults()}
+func New(cfg Config) *Transport {
+	t := &Transport{cfg: cfg.withDefaults()}
 	t.open, t.close = context.WithCancel(context.Background())
 	t.bodies.New = func() any {
 		b := make([]byte, t.cfg.ResponseLimit)
@@ -168,27 +155,27 @@ func newTransport(cfg transportConfig) *transport {
 // transport for long; call it when no request is out any more. To close idle
 // connections is not enough: one of HTTP/2 that is being tidied up counts as
 // busy, and would stay for the idle timeout.
-func (t *transport) Close() {
+func (t *Transport) Close() {
 	t.close()
 	t.http.CloseIdleConnections()
 }
 
-// request is one attempt to be made.
-type request struct {
+// Request is one attempt to be made.
+type Request struct {
 	URL         string
 	ContentType string   // application/json if empty
-	Headers     []header // custom, as checkHeaders returned them
-	Signed      []header // ours: they replace custom ones of the same name
-	// Body may be read until after post returned, when a receiver answers
+	Headers     []Header // custom, as ReadHeaders returned them
+	Signed      []Header // ours: they replace custom ones of the same name
+	// Body may be read until after Post returned, when a receiver answers
 	// without listening to the end; it must never change.
 	Body    []byte
 	Timeout time.Duration // over everything; 0 means the transport's
 }
 
-// response is what became of a request. Exactly one of Status and Class is set.
-type response struct {
+// Response is what became of a request. Exactly one of Status and Class is set.
+type Response struct {
 	Status     int           // 100 to 999: a complete status line was read
-	Class      errorClass    // what kept one from being read
+	Class      Class         // what kept one from being read
 	Error      string        // the same in words that may be stored and shown
 	RetryAfter time.Duration // what the receiver asks for, not capped
 	Snippet    string        // the beginning of the body, storable
@@ -204,22 +191,22 @@ type response struct {
 	Duration time.Duration
 }
 
-// post makes one attempt: at most one request on the wire, never sent again
+// Post makes one attempt: at most one request on the wire, never sent again
 // under the hood, redirected or decompressed. It returns by the request's
 // timeout, or soon after ctx is done, whatever the receiver does. How it went is
 // in the response; there is no other error.
 //
 // Once a status line was read its code counts, whatever becomes of the body: the
 // receiver has answered.
-func (t *transport) post(ctx context.Context, r request) response {
-	resp := response{Started: time.Now()}
+func (t *Transport) Post(ctx context.Context, r Request) Response {
+	resp := Response{Started: time.Now()}
 	to, err := parseTarget(r.URL, &t.cfg)
 	if err != nil {
-		return resp.failed(failure{classInvalidURL, err.Error()})
+		return resp.failed(failure{ClassInvalidURL, err.Error()})
 	}
 	fields, err := t.header(&to, &r)
 	if err != nil {
-		return resp.failed(failure{classInvalidHeader, err.Error()})
+		return resp.failed(failure{ClassInvalidHeader, err.Error()})
 	}
 	timeout := r.Timeout
 	if timeout <= 0 {
@@ -240,7 +227,7 @@ func (t *transport) post(ctx context.Context, r request) response {
 	return resp
 }
 
-func (r response) failed(f failure) response {
+func (r Response) failed(f failure) Response {
 	r.Class, r.Error = f.class, f.text
 	r.Duration = time.Since(r.Started)
 	return r
@@ -249,13 +236,13 @@ func (r response) failed(f failure) response {
 // header builds a request's header fields, ours last so that they win. Names
 // are canonical already: a map write of another spelling would send a second
 // line instead of replacing the first.
-func (t *transport) header(to *target, r *request) (http.Header, error) {
+func (t *Transport) header(to *target, r *Request) (http.Header, error) {
 	contentType := r.ContentType
 	if contentType == "" {
 		contentType = "application/json"
 	}
 	if fault := valueFault(contentType); fault != "" {
-		return nil, invalidHeader{"Content-Type", fault}
+		return nil, InvalidHeaderError{"Content-Type", fault}
 	}
 	values := make([]string, 0, 3+len(r.Headers)+len(r.Signed))
 	fields := make(http.Header, cap(values))
@@ -279,10 +266,10 @@ func (t *transport) header(to *target, r *request) (http.Header, error) {
 
 // receive takes what is wanted of an answer and lets go of its connection: kept
 // for the next request if the body's end is near, closed otherwise.
-func (t *transport) receive(resp *response, answer *http.Response) {
+func (t *Transport) receive(resp *Response, answer *http.Response) {
 	defer answer.Body.Close()
 	if answer.StatusCode < 100 {
-		resp.Class, resp.Error = classProtocol, "the answer has no valid status code"
+		resp.Class, resp.Error = ClassProtocol, "the answer has no valid status code"
 		return
 	}
 	resp.Status = answer.StatusCode
@@ -380,7 +367,7 @@ func (x *exchange) gotConn(info httptrace.GotConnInfo) {
 // dial connects to one host. Net/http lets a dial outlive the request that asked
 // for it; here it ends with that request's deadline, which so covers the name
 // look-up and is divided among the addresses, or with the transport.
-func (t *transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	verdicts := new(dialing)
 	ctx = context.WithValue(ctx, dialingKey{}, verdicts)
 	deadline := time.Now().Add(t.cfg.Timeout)

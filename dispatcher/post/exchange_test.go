@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"context"
@@ -15,9 +15,9 @@ import (
 )
 
 // post sends one small request.
-func (t *transport) try(test *testing.T, url string, timeout time.Duration) response {
+func (t *Transport) try(test *testing.T, url string, timeout time.Duration) Response {
 	test.Helper()
-	return t.post(test.Context(), request{URL: url, Body: []byte(`{"a":1}`), Timeout: timeout})
+	return t.Post(test.Context(), Request{URL: url, Body: []byte(`{"a":1}`), Timeout: timeout})
 }
 
 func TestRedirectsAreNotFollowed(t *testing.T) {
@@ -42,8 +42,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 			if http.StatusText(resp.Status) == "" || resp.Class != "" || resp.Error != text {
 				t.Errorf("%s to %q: %+v", code, location, resp)
 			}
-			if classify(&resp, nil, 0).Verdict != verdictRetry {
-				t.Errorf("%s to %q is no retry", code, location)
+			if resp.Status/100 != 3 {
+				t.Errorf("%s to %q is no redirect", code, location)
 			}
 			if got := r.Requests(); len(got) != 1 || got[0].Method != "POST" || got[0].Target != "/a" {
 				t.Errorf("%s to %q: %d requests", code, location, len(got))
@@ -63,29 +63,28 @@ func TestNoHiddenResendOnAKeptConnection(t *testing.T) {
 		for _, body := range []string{`{"a":1}`, ""} {
 			r := receiver.New(t, receiver.Sequence(receiver.Status(200), end, receiver.Status(200)))
 			tr := newTestTransport(t, loopback())
-			again := request{
+			again := Request{
 				URL:    r.URL,
 				Body:   []byte(body),
-				Signed: []header{{Name: "Idempotency-Key", Value: "k"}, {Name: "X-Idempotency-Key", Value: "k"}},
+				Signed: []Header{{Name: "Idempotency-Key", Value: "k"}, {Name: "X-Idempotency-Key", Value: "k"}},
 			}
-			if first := tr.post(t.Context(), again); first.Status != 200 {
+			if first := tr.Post(t.Context(), again); first.Status != 200 {
 				t.Fatalf("%s: %+v", name, first)
 			}
-			resp := tr.post(t.Context(), again)
+			resp := tr.Post(t.Context(), again)
 			if body == "" {
 				// Nothing to rewind: net/http would send it again if the headers
 				// said that it may. No message is empty, and ours have no such
 				// header, so this only shows that the test can fail.
 				continue
 			}
-			o := classify(&resp, nil, 0)
-			if resp.Class != classEOF || !resp.Sent || !resp.Reused || o.Verdict != verdictRetry || o.Evidence != evidenceNone {
+			if resp.Class != ClassEOF || !resp.Sent || !resp.Reused {
 				t.Errorf("%s: %+v", name, resp)
 			}
 			if n := r.Count(); n != 2 {
 				t.Errorf("%s: %d requests for two attempts", name, n)
 			}
-			if third := tr.post(t.Context(), again); third.Status != 200 || r.Count() != 3 {
+			if third := tr.Post(t.Context(), again); third.Status != 200 || r.Count() != 3 {
 				t.Errorf("%s: %+v", name, third)
 			}
 		}
@@ -104,7 +103,7 @@ func TestConnectionClosedAfterTheAnswer(t *testing.T) {
 		sent++
 		if resp.Status == 200 {
 			delivered++
-		} else if o := classify(&resp, nil, 0); resp.Class != classEOF || o.Evidence != evidenceNone {
+		} else if resp.Class != ClassEOF || !resp.Reused {
 			t.Fatalf("%+v", resp)
 		}
 	}
@@ -148,41 +147,41 @@ func TestAnswersThatDoNotEnd(t *testing.T) {
 		script receiver.Script
 		body   int
 		status int
-		class  errorClass
+		class  Class
 	}{
-		{"never answers", receiver.Hang, 10, 0, classTimeout},
-		{"header by the byte", receiver.Drip("HTTP/1.1 200 OK\r\nX: "+strings.Repeat("y", 1000), 1, 20*msec), 10, 0, classTimeout},
+		{"never answers", receiver.Hang, 10, 0, ClassTimeout},
+		{"header by the byte", receiver.Drip("HTTP/1.1 200 OK\r\nX: "+strings.Repeat("y", 1000), 1, 20*msec), 10, 0, ClassTimeout},
 		{"body by the byte", receiver.Drip(head+strings.Repeat("y", 1000), len(head), 20*msec), 10, 200, ""},
 		{"body of an error by the byte", receiver.Drip(strings.Replace(head, "200", "500", 1)+strings.Repeat("y", 1000), len(head), 20*msec), 10, 500, ""},
 		{"body that stalls", receiver.Chain(receiver.Raw(head), receiver.Hang), 10, 200, ""},
-		{"reads no body", receiver.StopReading, 8 << 20, 0, classTimeout},
+		{"reads no body", receiver.StopReading, 8 << 20, 0, ClassTimeout},
 		{"endless body", receiver.Endless(200), 10, 200, ""},
-		{"endless header", receiver.EndlessHeader(), 10, 0, classProtocol},
-		{"endless 1xx", receiver.EndlessInformation(), 10, 0, classProtocol},
+		{"endless header", receiver.EndlessHeader(), 10, 0, ClassProtocol},
+		{"endless 1xx", receiver.EndlessInformation(), 10, 0, ClassProtocol},
 		{"some 1xx", receiver.Information(103, 20, receiver.Status(200)), 10, 200, ""},
-		{"100 KB of header", receiver.BigHeader(100_000), 10, 0, classProtocol},
+		{"100 KB of header", receiver.BigHeader(100_000), 10, 0, ClassProtocol},
 		{"50 KB of header", receiver.BigHeader(50_000), 10, 200, ""},
 		{"body cut short", receiver.Truncated(200, 1000, 10), 10, 200, ""},
 		{"error cut short", receiver.Truncated(503, 1000, 10), 10, 503, ""},
 		{"switches protocols", receiver.Chain(receiver.Raw("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"), receiver.Hang), 10, 101, ""},
-		{"closes", receiver.Close, 10, 0, classEOF},
-		{"resets", receiver.Reset, 10, 0, classEOF},
-		{"closes within the header", receiver.Chain(receiver.Raw("HTTP/1.1 200 OK\r\nX: y"), receiver.Close), 10, 0, classEOF},
+		{"closes", receiver.Close, 10, 0, ClassEOF},
+		{"resets", receiver.Reset, 10, 0, ClassEOF},
+		{"closes within the header", receiver.Chain(receiver.Raw("HTTP/1.1 200 OK\r\nX: y"), receiver.Close), 10, 0, ClassEOF},
 		{"answers before the body is read", receiver.Early(413), 10, 413, ""},
-		{"not HTTP", receiver.Raw("220 canary ESMTP\r\n"), 10, 0, classProtocol},
-		{"no status", receiver.Raw("HTTP/1.1 canary OK\r\n\r\n"), 10, 0, classProtocol},
-		{"status 000", receiver.Raw("HTTP/1.1 000 OK\r\nContent-Length: 0\r\n\r\n"), 10, 0, classProtocol},
+		{"not HTTP", receiver.Raw("220 canary ESMTP\r\n"), 10, 0, ClassProtocol},
+		{"no status", receiver.Raw("HTTP/1.1 canary OK\r\n\r\n"), 10, 0, ClassProtocol},
+		{"status 000", receiver.Raw("HTTP/1.1 000 OK\r\nContent-Length: 0\r\n\r\n"), 10, 0, ClassProtocol},
 		{"status 999", receiver.Raw("HTTP/1.1 999 OK\r\nContent-Length: 0\r\n\r\n"), 10, 999, ""},
-		{"not a header", receiver.Raw("HTTP/1.1 200 OK\r\ncanary canary\r\n\r\n"), 10, 0, classProtocol},
-		{"two lengths", receiver.Raw("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"), 10, 0, classProtocol},
+		{"not a header", receiver.Raw("HTTP/1.1 200 OK\r\ncanary canary\r\n\r\n"), 10, 0, ClassProtocol},
+		{"two lengths", receiver.Raw("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"), 10, 0, ClassProtocol},
 		{"not a chunk", receiver.Raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\ncanary\r\n"), 10, 200, ""},
-		{"chunked twice", receiver.Raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, canary\r\n\r\n"), 10, 0, classProtocol},
+		{"chunked twice", receiver.Raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, canary\r\n\r\n"), 10, 0, ClassProtocol},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := receiver.New(t, c.script)
 			tr := newTestTransport(t, loopback())
-			resp := tr.post(t.Context(), request{URL: r.URL, Body: make([]byte, c.body), Timeout: limit})
+			resp := tr.Post(t.Context(), Request{URL: r.URL, Body: make([]byte, c.body), Timeout: limit})
 			if resp.Status != c.status || resp.Class != c.class || !resp.Sent || resp.Reused {
 				t.Errorf("%+v", resp)
 			}
@@ -204,14 +203,14 @@ func TestCancelledRequestsAreReleased(t *testing.T) {
 	r := receiver.New(t, receiver.Hang)
 	tr := newTestTransport(t, loopback())
 	ctx, cancel := context.WithCancel(t.Context())
-	got := make(chan response, 1)
-	go func() { got <- tr.post(ctx, request{URL: r.URL, Body: []byte("{}"), Timeout: time.Hour}) }()
+	got := make(chan Response, 1)
+	go func() { got <- tr.Post(ctx, Request{URL: r.URL, Body: []byte("{}"), Timeout: time.Hour}) }()
 	r.Wait(1, time.Minute)
 	cancel()
-	if resp := <-got; resp.Class != classCancelled || !resp.Sent || classify(&resp, nil, 0).Verdict != verdictRelease {
+	if resp := <-got; resp.Class != ClassCancelled || !resp.Sent {
 		t.Errorf("%+v", resp)
 	}
-	if resp := tr.post(ctx, request{URL: r.URL, Body: []byte("{}")}); resp.Class != classCancelled || resp.Sent {
+	if resp := tr.Post(ctx, Request{URL: r.URL, Body: []byte("{}")}); resp.Class != ClassCancelled || resp.Sent {
 		t.Errorf("%+v", resp)
 	}
 }
@@ -221,7 +220,7 @@ func TestConnectionRefused(t *testing.T) {
 	r := newReceiver(t)
 	r.Down()
 	resp := newTestTransport(t, loopback()).try(t, r.URL, 0)
-	if resp.Class != classConnect || resp.Sent || resp.Error != "connection refused" {
+	if resp.Class != ClassConnect || resp.Sent || resp.Error != "connection refused" {
 		t.Errorf("%+v", resp)
 	}
 }
@@ -249,7 +248,7 @@ func TestSmallRequestsAreOneWrite(t *testing.T) {
 		return countedConn{c, &writes}, err
 	}
 	for range 3 {
-		if resp := tr.post(t.Context(), request{URL: r.URL, Body: make([]byte, 6000)}); resp.Status != 200 {
+		if resp := tr.Post(t.Context(), Request{URL: r.URL, Body: make([]byte, 6000)}); resp.Status != 200 {
 			t.Errorf("%+v", resp)
 		}
 	}

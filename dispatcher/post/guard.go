@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 // errRefused is the guard's verdict on one address. It names no address: who
 // registers a URL must not learn from us what is inside.
-var errRefused = errors.New("the address is not public and POSTERN_ALLOW_NETWORKS does not list it")
+var errRefused = errors.New("the address is not public, and its network is not allowed for this target")
 
 // azureWire is Azure's host agent: it serves machine configuration and DNS to
 // every virtual machine from an address that no registry marks as special.

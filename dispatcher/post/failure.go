@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"context"
@@ -11,29 +11,35 @@ import (
 	"syscall"
 )
 
-// errorClass says in one constant word why a request got no answer. The words
+// Class says in one constant word why a request got no answer. The words
 // are stored, counted and alerted on.
-type errorClass string
+type Class string
 
 const (
-	classDNS           errorClass = "dns"             // the name has no address, or its servers fail
-	classConnect       errorClass = "connect"         // no address took the connection
-	classTLS           errorClass = "tls"             // no trust, or no TLS at all
-	classTimeout       errorClass = "timeout"         // time ran out, at any stage
-	classEOF           errorClass = "eof"             // the connection ended before an answer
-	classProtocol      errorClass = "protocol"        // what came is not an HTTP answer within limits
-	classRefused       errorClass = "address_refused" // the guard let no address through
-	classInvalidURL    errorClass = "invalid_url"     // there is nothing to connect to
-	classInvalidHeader errorClass = "invalid_header"  // there is nothing that could be sent
-	classCancelled     errorClass = "cancelled"       // our own side gave up, by shutdown
-	classLocal         errorClass = "local"           // our machine cannot: no route, resolver, port or file left
+	ClassDNS           Class = "dns"             // the name has no address, or its servers fail
+	ClassConnect       Class = "connect"         // no address took the connection
+	ClassTLS           Class = "tls"             // no trust, or no TLS at all
+	ClassTimeout       Class = "timeout"         // time ran out, at any stage
+	ClassEOF           Class = "eof"             // the connection ended before an answer
+	ClassProtocol      Class = "protocol"        // what came is not an HTTP answer within limits
+	ClassRefused       Class = "address_refused" // the guard let no address through
+	ClassInvalidURL    Class = "invalid_url"     // there is nothing to connect to
+	ClassInvalidHeader Class = "invalid_header"  // there is nothing that could be sent
+	ClassCancelled     Class = "cancelled"       // our own side gave up, by shutdown
+	ClassLocal         Class = "local"           // our machine cannot: no route, resolver, port or file left
 )
+
+// Classes are all there are.
+var Classes = []Class{
+	ClassDNS, ClassConnect, ClassTLS, ClassTimeout, ClassEOF, ClassProtocol,
+	ClassRefused, ClassInvalidURL, ClassInvalidHeader, ClassCancelled, ClassLocal,
+}
 
 // failure is why there is no answer, in words that may be stored and shown: no
 // path, query, userinfo or header value, no byte of an answer, and no address
 // of ours or of a refused target.
 type failure struct {
-	class errorClass
+	class Class
 	text  string
 }
 
@@ -43,30 +49,30 @@ func (f failure) Error() string { return f.text }
 func explainDial(err error, verdicts *dialing) failure {
 	allowed, refused := verdicts.allowed.Load(), verdicts.refused.Load()
 	if refused > 0 && allowed == 0 {
-		return failure{classRefused, errRefused.Error()}
+		return failure{ClassRefused, errRefused.Error()}
 	}
 	if errors.Is(err, context.Canceled) {
-		return failure{classCancelled, textCancelled}
+		return failure{ClassCancelled, textCancelled}
 	}
 	var dns *net.DNSError
 	if errors.As(err, &dns) {
 		return explainDNS(dns)
 	}
 	if refused > 0 && errors.Is(err, errRefused) {
-		return failure{classConnect, "of the name's addresses some are refused and no other took the connection"}
+		return failure{ClassConnect, "of the name's addresses some are refused and no other took the connection"}
 	}
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
-		return failure{classTimeout, textNoConnection}
+		return failure{ClassTimeout, textNoConnection}
 	}
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
-		return failure{classConnect, "no connection"}
+		return failure{ClassConnect, "no connection"}
 	}
 	if oursToMend(errno, err) {
-		return failure{classLocal, errno.Error()}
+		return failure{ClassLocal, errno.Error()}
 	}
-	return failure{classConnect, errno.Error()}
+	return failure{ClassConnect, errno.Error()}
 }
 
 // oursToMend reports whether a connection failed for want of something on this
@@ -94,17 +100,17 @@ func oursToMend(errno syscall.Errno, err error) bool {
 func explainDNS(err *net.DNSError) failure {
 	switch {
 	case err.IsNotFound:
-		return failure{classDNS, "no such host"}
+		return failure{ClassDNS, "no such host"}
 	case err.IsTimeout:
-		return failure{classTimeout, "timed out looking up the host"}
+		return failure{ClassTimeout, "timed out looking up the host"}
 	}
 	// The text of a net.OpError: the trouble is on the way to the resolver.
 	for _, op := range []string{"dial ", "read ", "write "} {
 		if strings.HasPrefix(err.Err, op) {
-			return failure{classLocal, "the resolver of this machine cannot be reached"}
+			return failure{ClassLocal, "the resolver of this machine cannot be reached"}
 		}
 	}
-	return failure{classDNS, "the host's name servers fail"}
+	return failure{ClassDNS, "the host's name servers fail"}
 }
 
 const (
@@ -116,7 +122,7 @@ const (
 // explain names the failure of an exchange whose caller's context is parent.
 func (x *exchange) explain(parent context.Context, err error, scheme string) failure {
 	if parent.Err() != nil {
-		return failure{classCancelled, textCancelled}
+		return failure{ClassCancelled, textCancelled}
 	}
 	var known failure
 	if errors.As(err, &known) {
@@ -124,17 +130,17 @@ func (x *exchange) explain(parent context.Context, err error, scheme string) fai
 	}
 	if x.Err() != nil || isTimeout(err) {
 		if x.connected {
-			return failure{classTimeout, textNoAnswer}
+			return failure{ClassTimeout, textNoAnswer}
 		}
-		return failure{classTimeout, textNoConnection}
+		return failure{ClassTimeout, textNoConnection}
 	}
 	if !x.connected && scheme == "https" {
-		return failure{classTLS, explainTLS(err)}
+		return failure{ClassTLS, explainTLS(err)}
 	}
 	if isBroken(err) {
-		return failure{classEOF, "the connection ended before an answer"}
+		return failure{ClassEOF, "the connection ended before an answer"}
 	}
-	return failure{classProtocol, explainProtocol(err)}
+	return failure{ClassProtocol, explainProtocol(err)}
 }
 
 func isTimeout(err error) bool {

@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"bytes"
@@ -19,38 +19,38 @@ const (
 	maxHeaderValue = 4096
 )
 
-// header is one request header, its name in canonical form.
-type header = signature.Header
+// Header is one request header, its name in canonical form.
+type Header = signature.Header
 
-// invalidHeader says which custom header cannot be sent and why. It never shows
+// InvalidHeaderError says which custom header cannot be sent and why. It never shows
 // a value, which may be a credential.
-type invalidHeader struct{ name, fault string }
+type InvalidHeaderError struct{ name, fault string }
 
-func (e invalidHeader) Error() string {
+func (e InvalidHeaderError) Error() string {
 	if e.name == "" {
 		return "headers: " + e.fault
 	}
 	return fmt.Sprintf("header %q: %s", e.name, e.fault)
 }
 
-// checkHeaders reads custom headers, a JSON object of strings as stored with a
+// ReadHeaders reads custom headers, a JSON object of strings as stored with a
 // message or an endpoint, in the object's order. Nothing, null and {} are no
-// headers. Every error is an invalidHeader, which no retry can mend.
+// headers. Every error is an InvalidHeaderError, which no retry can mend.
 //
 // Refused are names that are not tokens or belong to us, to the connection or to
 // the body (in any case, and with _ for -, since gateways fold the two), names
 // that come twice, values with anything but printable ASCII, and more than the
 // limits allow. Blanks around a value are no part of it and are dropped.
-func checkHeaders(raw []byte) ([]header, error) {
+func ReadHeaders(raw []byte) ([]Header, error) {
 	raw = bytes.TrimSpace(raw)
 	if len(raw) == 0 || string(raw) == "null" || string(raw) == "{}" {
 		return nil, nil
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
-		return nil, invalidHeader{fault: "they must be a JSON object of strings"}
+		return nil, InvalidHeaderError{fault: "they must be a JSON object of strings"}
 	}
-	var list []header
+	var list []Header
 	seen := make(map[string]bool)
 	for dec.More() {
 		h, err := nextHeader(dec)
@@ -59,57 +59,57 @@ func checkHeaders(raw []byte) ([]header, error) {
 		}
 		folded := foldName(h.Name)
 		if seen[folded] {
-			return nil, invalidHeader{shown(h.Name), "it is set twice"}
+			return nil, InvalidHeaderError{shown(h.Name), "it is set twice"}
 		}
 		seen[folded] = true
 		if list = append(list, h); len(list) > maxHeaders {
-			return nil, invalidHeader{fault: fmt.Sprintf("there are more than %d", maxHeaders)}
+			return nil, InvalidHeaderError{fault: fmt.Sprintf("there are more than %d", maxHeaders)}
 		}
 	}
 	if _, err := dec.Token(); err != nil {
-		return nil, invalidHeader{fault: "they must be a JSON object of strings"}
+		return nil, InvalidHeaderError{fault: "they must be a JSON object of strings"}
 	}
 	if _, err := dec.Token(); err != io.EOF {
-		return nil, invalidHeader{fault: "something follows the JSON object"}
+		return nil, InvalidHeaderError{fault: "something follows the JSON object"}
 	}
 	return list, nil
 }
 
 // nextHeader reads one member of the object.
-func nextHeader(dec *json.Decoder) (header, error) {
+func nextHeader(dec *json.Decoder) (Header, error) {
 	key, err := dec.Token()
 	if err != nil {
-		return header{}, invalidHeader{fault: "they must be a JSON object of strings"}
+		return Header{}, InvalidHeaderError{fault: "they must be a JSON object of strings"}
 	}
 	name, _ := key.(string)
 	if err := checkName(name); err != nil {
-		return header{}, err
+		return Header{}, err
 	}
 	token, err := dec.Token()
 	if err != nil {
-		return header{}, invalidHeader{fault: "they must be a JSON object of strings"}
+		return Header{}, InvalidHeaderError{fault: "they must be a JSON object of strings"}
 	}
 	value, ok := token.(string)
 	if !ok {
-		return header{}, invalidHeader{shown(name), "its value must be a JSON string"}
+		return Header{}, InvalidHeaderError{shown(name), "its value must be a JSON string"}
 	}
 	value = strings.Trim(value, " \t")
 	if fault := valueFault(value); fault != "" {
-		return header{}, invalidHeader{shown(name), fault}
+		return Header{}, InvalidHeaderError{shown(name), fault}
 	}
-	return header{Name: http.CanonicalHeaderKey(name), Value: value}, nil
+	return Header{Name: http.CanonicalHeaderKey(name), Value: value}, nil
 }
 
 func checkName(name string) error {
 	switch {
 	case name == "":
-		return invalidHeader{fault: "a name is empty"}
+		return InvalidHeaderError{fault: "a name is empty"}
 	case len(name) > maxHeaderName:
-		return invalidHeader{shown(name), fmt.Sprintf("its name is longer than %d bytes", maxHeaderName)}
+		return InvalidHeaderError{shown(name), fmt.Sprintf("its name is longer than %d bytes", maxHeaderName)}
 	case !isToken(name):
-		return invalidHeader{shown(name), "its name has a character that header names do not have"}
+		return InvalidHeaderError{shown(name), "its name has a character that header names do not have"}
 	case reservedName(foldName(name)):
-		return invalidHeader{shown(name), "this name is reserved"}
+		return InvalidHeaderError{shown(name), "this name is reserved"}
 	}
 	return nil
 }
@@ -167,16 +167,16 @@ func shown(name string) string {
 	return storable([]byte(name), maxHeaderName)
 }
 
-// mergeHeaders returns base with the headers of over added; where both have a
-// name, the one of over is sent. Both are results of checkHeaders.
-func mergeHeaders(base, over []header) []header {
+// MergeHeaders returns base with the headers of over added; where both have a
+// name, the one of over is sent. Both are results of ReadHeaders.
+func MergeHeaders(base, over []Header) []Header {
 	if len(base) == 0 {
 		return over
 	}
 	if len(over) == 0 {
 		return base
 	}
-	merged := make([]header, 0, len(base)+len(over))
+	merged := make([]Header, 0, len(base)+len(over))
 	replaced := make(map[string]bool, len(over))
 	for _, h := range over {
 		replaced[foldName(h.Name)] = true

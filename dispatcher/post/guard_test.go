@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"net"
@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 )
 
 // inside are addresses that no public receiver has.
@@ -92,7 +93,7 @@ func TestNothingInsideIsReached(t *testing.T) {
 		"mapped.example":   {{addresses: []string{"::ffff:127.0.0.1"}}},
 		"many.example":     {{addresses: []string{"10.0.0.1", "127.0.0.1", "::1", "fd00:ec2::254"}}},
 	})
-	tr := newTestTransport(t, transportConfig{AllowHTTP: true, resolver: server.resolver()})
+	tr := newTestTransport(t, Config{AllowHTTP: true, Timeout: 10 * time.Second, resolver: server.resolver()})
 
 	hosts := []string{
 		"localhost", "localhost.", "LOCALHOST", "ⓛocalhost", "inside.example", "inside.example.", "metadata.example",
@@ -110,9 +111,8 @@ func TestNothingInsideIsReached(t *testing.T) {
 	}
 	for _, scheme := range []string{"http", "https"} {
 		for _, host := range hosts {
-			resp := tr.post(t.Context(), request{URL: scheme + "://" + host + ":" + port + "/", Body: []byte("{}")})
-			o := classify(&resp, nil, 0)
-			if resp.Class != classRefused || resp.Sent || o.Verdict != verdictDead || o.Reason != reasonAddressRefused || o.Evidence != evidenceNone {
+			resp := tr.Post(t.Context(), Request{URL: scheme + "://" + host + ":" + port + "/", Body: []byte("{}")})
+			if resp.Class != ClassRefused || resp.Sent {
 				t.Errorf("%s: %+v", host, resp)
 			}
 			if strings.Contains(resp.Error, "127.") || strings.Contains(resp.Error, "::") {
@@ -120,8 +120,8 @@ func TestNothingInsideIsReached(t *testing.T) {
 			}
 		}
 		for _, host := range odd {
-			resp := tr.post(t.Context(), request{URL: scheme + "://" + host + ":" + port + "/", Body: []byte("{}")})
-			if resp.Class != classInvalidURL || resp.Sent {
+			resp := tr.Post(t.Context(), Request{URL: scheme + "://" + host + ":" + port + "/", Body: []byte("{}")})
+			if resp.Class != ClassInvalidURL || resp.Sent {
 				t.Errorf("%s: %+v", host, resp)
 			}
 		}
@@ -153,25 +153,26 @@ func TestOnlyTheAllowedAddressOfANameIsUsed(t *testing.T) {
 		"dead.example":    {{addresses: []string{"127.0.0.1", "127.0.0.3"}}},
 		"rebound.example": {{addresses: []string{"127.0.0.2"}}, {addresses: []string{"127.0.0.1"}}},
 	})
-	tr := newTestTransport(t, transportConfig{
+	tr := newTestTransport(t, Config{
 		AllowHTTP:     true,
+		Timeout:       10 * time.Second,
 		AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.2/31")},
 		resolver:      server.resolver(),
 	})
 	for _, c := range []struct {
 		name   string
 		status int
-		class  errorClass
+		class  Class
 	}{
 		{"mixed.example", 204, ""},
 		{"mixed2.example", 204, ""},
 		// The dialer's first error is the refusal, but an allowed address was
 		// tried, and may answer the next time.
-		{"dead.example", 0, classConnect},
+		{"dead.example", 0, ClassConnect},
 		{"rebound.example", 204, ""},
-		{"rebound.example", 0, classRefused},
+		{"rebound.example", 0, ClassRefused},
 	} {
-		resp := tr.post(t.Context(), request{URL: "http://" + c.name + ":" + port, Body: []byte("{}")})
+		resp := tr.Post(t.Context(), Request{URL: "http://" + c.name + ":" + port, Body: []byte("{}")})
 		if resp.Status != c.status || resp.Class != c.class || strings.Contains(resp.Error, "127.") {
 			t.Errorf("%s: %+v", c.name, resp)
 		}
@@ -187,10 +188,10 @@ func TestProxyOfTheEnvironmentIsIgnored(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", proxy.URL)
 	t.Setenv("ALL_PROXY", proxy.URL)
 	tr := newTestTransport(t, loopback())
-	if resp := tr.post(t.Context(), request{URL: to.URL, Body: []byte("{}")}); resp.Status != 200 {
+	if resp := tr.Post(t.Context(), Request{URL: to.URL, Body: []byte("{}")}); resp.Status != 200 {
 		t.Errorf("%+v", resp)
 	}
-	tr.post(t.Context(), request{URL: "http://name.invalid/", Body: []byte("{}")})
+	tr.Post(t.Context(), Request{URL: "http://name.invalid/", Body: []byte("{}")})
 	if n := proxy.Accepted(); n != 0 {
 		t.Errorf("%d connections to the proxy", n)
 	}

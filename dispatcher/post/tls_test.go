@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"net"
@@ -63,15 +63,14 @@ func TestNoTLSAtAll(t *testing.T) {
 		refusedByTLS(t, name, tr.try(t, "https://"+serveEach(t, c.serve), 0), c.text)
 	}
 	resp := tr.try(t, "https://"+serveEach(t, func(net.Conn) {}), 300*msec)
-	if resp.Class != classTimeout || resp.Sent || classify(&resp, nil, 0).Evidence != evidenceConnection {
+	if resp.Class != ClassTimeout || resp.Sent {
 		t.Errorf("stalled handshake: %+v", resp)
 	}
 }
 
-func refusedByTLS(t *testing.T, name string, resp response, text string) {
+func refusedByTLS(t *testing.T, name string, resp Response, text string) {
 	t.Helper()
-	o := classify(&resp, nil, 0)
-	if resp.Class != classTLS || resp.Sent || o.Verdict != verdictRetry || o.Evidence != evidenceConnection {
+	if resp.Class != ClassTLS || resp.Sent {
 		t.Errorf("%s: %+v", name, resp)
 	}
 	if !strings.Contains(resp.Error, text) || strings.Contains(resp.Error, "canary") {

@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"io"
@@ -22,17 +22,21 @@ func newReceiver(t *testing.T, options ...receiver.Option) *receiver.Receiver {
 }
 
 // loopback lets requests through to the receivers of these tests.
-func loopback() transportConfig {
-	return transportConfig{
-		AllowNetworks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
-		AllowHTTP:     true,
-		ResponseLimit: 16 << 10,
+func loopback() Config {
+	return Config{
+		AllowNetworks:  []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
+		AllowHTTP:      true,
+		Timeout:        10 * time.Second,
+		ResponseLimit:  16 << 10,
+		MaxIdlePerHost: 256,
+		MaxIdle:        10_000,
+		UserAgent:      "Postern",
 	}
 }
 
-func newTestTransport(t *testing.T, cfg transportConfig) *transport {
+func newTestTransport(t *testing.T, cfg Config) *Transport {
 	t.Helper()
-	tr := newTransport(cfg)
+	tr := New(cfg)
 	t.Cleanup(tr.Close)
 	return tr
 }
@@ -55,11 +59,11 @@ func TestPostSendsOneRequest(t *testing.T) {
 	defer server.Close()
 	tr := newTestTransport(t, loopback())
 
-	resp := tr.post(t.Context(), request{
+	resp := tr.Post(t.Context(), Request{
 		URL:         server.URL + "/hook?k=v#f",
 		ContentType: "text/plain",
-		Headers:     []header{{Name: "X-Custom", Value: "1"}, {Name: "Webhook-Id", Value: "forged"}},
-		Signed:      []header{{Name: "Webhook-Id", Value: "msg_1"}},
+		Headers:     []Header{{Name: "X-Custom", Value: "1"}, {Name: "Webhook-Id", Value: "forged"}},
+		Signed:      []Header{{Name: "Webhook-Id", Value: "msg_1"}},
 		Body:        []byte("body"),
 	})
 	if resp.Status != 202 || resp.Class != "" || resp.Error != "" || !resp.Sent || resp.Reused {
@@ -81,7 +85,7 @@ func TestPostSendsOneRequest(t *testing.T) {
 	if len(r.header) != len(want) {
 		t.Errorf("%v", r.header)
 	}
-	if again := tr.post(t.Context(), request{URL: server.URL, Body: []byte("b")}); again.Status != 202 || !again.Reused {
+	if again := tr.Post(t.Context(), Request{URL: server.URL, Body: []byte("b")}); again.Status != 202 || !again.Reused {
 		t.Errorf("%+v", again)
 	}
 	if r := <-got; r.header.Get("Content-Type") != "application/json" {

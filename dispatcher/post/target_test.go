@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"bufio"
@@ -10,7 +10,7 @@ import (
 
 func TestTargetsThatCanBeSent(t *testing.T) {
 	t.Parallel()
-	cfg := transportConfig{AllowHTTP: true}.withDefaults()
+	cfg := Config{AllowHTTP: true}.withDefaults()
 	for _, c := range []struct {
 		raw, dialled, host, path, authorization string
 	}{
@@ -116,7 +116,7 @@ var unsendable = []string{
 
 func TestTargetsThatCannotBeSent(t *testing.T) {
 	t.Parallel()
-	cfg := transportConfig{AllowHTTP: true}.withDefaults()
+	cfg := Config{AllowHTTP: true}.withDefaults()
 	for _, raw := range unsendable {
 		got, err := parseTarget(raw, &cfg)
 		if err == nil {
@@ -131,17 +131,17 @@ func TestTargetSettings(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		raw string
-		cfg transportConfig
+		cfg Config
 		ok  bool
 	}{
-		{"http://h/", transportConfig{}, false},
-		{"http://h/", transportConfig{AllowHTTP: true}, true},
-		{"https://h/", transportConfig{}, true},
-		{"https://h:8443/", transportConfig{}, true},
-		{"https://h:22/", transportConfig{}, false},
-		{"https://h:22/", transportConfig{AllowPorts: []uint16{22, 443}}, true},
-		{"https://h/", transportConfig{AllowPorts: []uint16{22, 443}}, true},
-		{"https://h:8443/", transportConfig{AllowPorts: []uint16{443}}, false},
+		{"http://h/", Config{}, false},
+		{"http://h/", Config{AllowHTTP: true}, true},
+		{"https://h/", Config{}, true},
+		{"https://h:8443/", Config{}, true},
+		{"https://h:22/", Config{}, false},
+		{"https://h:22/", Config{AllowPorts: []uint16{22, 443}}, true},
+		{"https://h/", Config{AllowPorts: []uint16{22, 443}}, true},
+		{"https://h:8443/", Config{AllowPorts: []uint16{443}}, false},
 	} {
 		if _, err := parseTarget(c.raw, &c.cfg); (err == nil) != c.ok {
 			t.Errorf("%s with %+v: %v", c.raw, c.cfg, err)
@@ -153,7 +153,7 @@ func TestTargetSettings(t *testing.T) {
 // token wherever the parser stopped.
 func TestTargetErrorsShowNothingOfTheURL(t *testing.T) {
 	t.Parallel()
-	cfg := transportConfig{}.withDefaults()
+	cfg := Config{}.withDefaults()
 	for _, raw := range []string{
 		"ftp://canary:canary@canary/canary?canary#canary",
 		"http://canary:canary@canary/canary",
@@ -183,7 +183,7 @@ func FuzzTarget(f *testing.F) {
 	f.Add("http://user:pw@r.example:8080/a b/%2f?c=d e&f#g")
 	f.Add("https://bücher.example./ü?ü")
 	f.Add("http://[::ffff:7f00:1]:80/")
-	cfg := transportConfig{AllowHTTP: true}.withDefaults()
+	cfg := Config{AllowHTTP: true}.withDefaults()
 	f.Fuzz(func(t *testing.T, raw string) {
 		to, err := parseTarget(raw, &cfg)
 		if err != nil {

@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"encoding/base64"
@@ -48,7 +48,7 @@ func (e invalidURL) Error() string { return "target URL: " + string(e) }
 // form, a space or a byte outside ASCII percent-encoded. A host that ends in a
 // number must be a plain IPv4 address: 2130706433, 0x7f000001 or 127.1 are left
 // to no resolver, since some of them connect to 127.0.0.1.
-func parseTarget(raw string, cfg *transportConfig) (target, error) {
+func parseTarget(raw string, cfg *Config) (target, error) {
 	if raw == "" {
 		return target{}, invalidURL("it is empty")
 	}
@@ -100,12 +100,12 @@ func explainParse(err error) error {
 	return invalidURL("it cannot be parsed: write https://host/path without blanks or control characters around it")
 }
 
-func checkScheme(u *url.URL, cfg *transportConfig) error {
+func checkScheme(u *url.URL, cfg *Config) error {
 	switch u.Scheme {
 	case "https":
 	case "http":
 		if !cfg.AllowHTTP {
-			return invalidURL("http is not allowed here: use https (or set POSTERN_ALLOW_HTTP)")
+			return invalidURL("http is not allowed for this target: use https")
 		}
 	case "":
 		return invalidURL("it has no scheme: it must begin with https://")
@@ -119,7 +119,7 @@ func checkScheme(u *url.URL, cfg *transportConfig) error {
 }
 
 // portOf returns ":port", or nothing for the scheme's own port.
-func portOf(u *url.URL, cfg *transportConfig) (string, error) {
+func portOf(u *url.URL, cfg *Config) (string, error) {
 	own := uint16(443)
 	if u.Scheme == "http" {
 		own = 80
@@ -133,7 +133,7 @@ func portOf(u *url.URL, cfg *transportConfig) (string, error) {
 		port = uint16(n)
 	}
 	if !cfg.allowsPort(port) {
-		return "", invalidURL(fmt.Sprintf("port %d is not allowed here (see POSTERN_ALLOW_PORTS)", port))
+		return "", invalidURL(fmt.Sprintf("port %d is not allowed for this target", port))
 	}
 	if port == own {
 		return "", nil
@@ -144,7 +144,7 @@ func portOf(u *url.URL, cfg *transportConfig) (string, error) {
 // allowsPort reports whether a receiver may listen on a port. Without a list
 // these are 80, 443 and everything from 1024 up: below that live mail, SSH,
 // FTP and their like, some of which take commands out of a request's body.
-func (c *transportConfig) allowsPort(port uint16) bool {
+func (c *Config) allowsPort(port uint16) bool {
 	if len(c.AllowPorts) > 0 {
 		return slices.Contains(c.AllowPorts, port)
 	}

@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"bytes"
@@ -38,8 +38,8 @@ func answering(b *testing.B) string {
 	return "http://" + listener.Addr().String() + "/hooks/orders"
 }
 
-func benchHeaders() []header {
-	return []header{
+func benchHeaders() []Header {
+	return []Header{
 		{Name: "Webhook-Id", Value: "msg_2KWPBgLlAfxdpx2AI54pPJ85f4W"},
 		{Name: "Webhook-Timestamp", Value: "1735689600"},
 		{Name: "Webhook-Signature", Value: "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4="},
@@ -48,12 +48,12 @@ func benchHeaders() []header {
 }
 
 func BenchmarkPost(b *testing.B) {
-	tr := newTransport(loopback())
+	tr := New(loopback())
 	defer tr.Close()
-	r := request{URL: answering(b), Signed: benchHeaders(), Body: make([]byte, 1024)}
+	r := Request{URL: answering(b), Signed: benchHeaders(), Body: make([]byte, 1024)}
 	b.ReportAllocs()
 	for b.Loop() {
-		if resp := tr.post(b.Context(), r); resp.Status != 200 {
+		if resp := tr.Post(b.Context(), r); resp.Status != 200 {
 			b.Fatalf("%+v", resp)
 		}
 	}

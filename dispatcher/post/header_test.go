@@ -1,4 +1,4 @@
-package dispatcher
+package post
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ func TestCustomHeaders(t *testing.T) {
 		{`{"x-a":"1","X-B":" two\t"}`, "[{X-A 1} {X-B two}]"},
 		{`{"authorization":"Bearer t","Cookie":"a=b","X_C":""}`, "[{Authorization Bearer t} {Cookie a=b} {X_c }]"},
 	} {
-		got, err := checkHeaders([]byte(c.raw))
+		got, err := ReadHeaders([]byte(c.raw))
 		if err != nil || fmt.Sprint(got) != c.want {
 			t.Errorf("%s: %v, %v", c.raw, got, err)
 		}
@@ -85,12 +85,12 @@ func TestCustomHeadersThatCannotBeSent(t *testing.T) {
 		`{"Stripe_Signature":"v"}`:                        "Stripe_Signature",
 		`{"X-Good":"1","X-Bad":"canary\n","X-More":"{}"}`: "X-Bad",
 	} {
-		got, err := checkHeaders([]byte(raw))
+		got, err := ReadHeaders([]byte(raw))
 		if err == nil {
 			t.Errorf("%.60s was accepted as %v", raw, got)
 			continue
 		}
-		if _, ok := err.(invalidHeader); !ok || !strings.Contains(err.Error(), names) {
+		if _, ok := err.(InvalidHeaderError); !ok || !strings.Contains(err.Error(), names) {
 			t.Errorf("%.60s: %T %v", raw, err, err)
 		}
 		if strings.Contains(err.Error(), "canary") {
@@ -101,12 +101,12 @@ func TestCustomHeadersThatCannotBeSent(t *testing.T) {
 
 func TestHeadersOfAMessageReplaceItsEndpoints(t *testing.T) {
 	t.Parallel()
-	endpoint := []header{{Name: "X-A", Value: "1"}, {Name: "X-B", Value: "1"}}
-	message := []header{{Name: "X_b", Value: "2"}, {Name: "X-C", Value: "2"}}
-	if got := fmt.Sprint(mergeHeaders(endpoint, message)); got != "[{X-A 1} {X_b 2} {X-C 2}]" {
+	endpoint := []Header{{Name: "X-A", Value: "1"}, {Name: "X-B", Value: "1"}}
+	message := []Header{{Name: "X_b", Value: "2"}, {Name: "X-C", Value: "2"}}
+	if got := fmt.Sprint(MergeHeaders(endpoint, message)); got != "[{X-A 1} {X_b 2} {X-C 2}]" {
 		t.Error(got)
 	}
-	if got := fmt.Sprint(mergeHeaders(nil, message), mergeHeaders(endpoint, nil)); got != "[{X_b 2} {X-C 2}] [{X-A 1} {X-B 1}]" {
+	if got := fmt.Sprint(MergeHeaders(nil, message), MergeHeaders(endpoint, nil)); got != "[{X_b 2} {X-C 2}] [{X-A 1} {X-B 1}]" {
 		t.Error(got)
 	}
 }
@@ -139,7 +139,7 @@ func TestStoredHeadersAreThoseThatCanBeSent(t *testing.T) {
 	}
 	for _, raw := range cases {
 		stored := pgtest.Scan[bool](t, db, `select postern.sendable_headers($1::text::jsonb)`, raw)
-		if _, err := checkHeaders([]byte(raw)); stored != (err == nil) {
+		if _, err := ReadHeaders([]byte(raw)); stored != (err == nil) {
 			t.Errorf("%.60s: the table takes it: %v; it cannot be sent: %v", raw, stored, err)
 		}
 	}
