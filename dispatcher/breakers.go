@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"postern/breaker"
+	"postern/sql/session"
 )
 
 const (
@@ -121,7 +122,7 @@ func (d *Dispatcher) followBreakers(ctx context.Context) {
 // that may be tried meanwhile wake the claiming loop.
 func (d *Dispatcher) awaitAnnouncement(ctx context.Context) (announced bool) {
 	interval := min(rereadInterval, d.cfg.PollInterval)
-	if d.listener.works.Load() {
+	if d.listener.Works() {
 		interval = rereadInterval
 	}
 	reread := time.NewTimer(interval)
@@ -156,7 +157,7 @@ func (b *breakers) untilReady(now time.Time) time.Duration {
 
 // readBreakers replaces the copy and reports whether anything was new.
 func (d *Dispatcher) readBreakers(ctx context.Context) (changed bool, err error) {
-	rows, err := query(ctx, d.db, "breakers", pgx.StrictNamedArgs{}, pgx.RowToStructByName[breakerRow])
+	rows, err := session.Query(ctx, d.db, "breakers", pgx.StrictNamedArgs{}, pgx.RowToStructByName[breakerRow])
 	if err != nil {
 		return false, err
 	}
@@ -245,7 +246,7 @@ func (d *Dispatcher) report(ctx context.Context) {
 		}
 		if time.Since(tidied) > time.Minute {
 			tidied = time.Now()
-			_, err := query(ctx, d.db, "tidy", pgx.StrictNamedArgs{"forget": d.breakers.settings.Forget()}, pgx.RowTo[int64])
+			_, err := session.Query(ctx, d.db, "tidy", pgx.StrictNamedArgs{"forget": d.breakers.settings.Forget()}, pgx.RowTo[int64])
 			if err != nil && ctx.Err() == nil {
 				d.log.Warn().Err(err).Msg("tidying breakers failed")
 			}
@@ -286,7 +287,7 @@ func (d *Dispatcher) writeEvidence(ctx context.Context) error {
 // somebody has locked the row of one of them: the others must not wait for that.
 func apart[T any](items []T, do func([]T) error) error {
 	err := do(items)
-	if len(items) == 1 || sqlstate(err) != lockNotAvailable {
+	if len(items) == 1 || session.SQLState(err) != session.LockNotAvailable {
 		return err
 	}
 	err = nil
@@ -323,7 +324,7 @@ func (d *Dispatcher) hold(ctx context.Context, names []string, holds map[string]
 	for i, name := range names {
 		waits[i] = millis(holds[name])
 	}
-	_, err := query(ctx, d.db, "hold", pgx.StrictNamedArgs{
+	_, err := session.Query(ctx, d.db, "hold", pgx.StrictNamedArgs{
 		"destinations": names, "for_ms": waits, "cooldown_cap": b.settings.CooldownCap,
 	}, pgx.RowTo[string])
 	if err == nil {
@@ -345,7 +346,7 @@ func (d *Dispatcher) writeReports(ctx context.Context, reports []breaker.Report)
 		successes[i], failures[i], unreach[i] = int32(r.Successes), int32(r.Failures), int32(r.Unreachable)
 		slow[i], stuck[i], dead[i] = int32(r.Slow), r.Stuck, int32(r.Dead)
 	}
-	_, err := query(ctx, d.db, "report", pgx.StrictNamedArgs{
+	_, err := session.Query(ctx, d.db, "report", pgx.StrictNamedArgs{
 		"dispatcher": d.id, "destinations": names, "generations": generations,
 		"successes": successes, "failures": failures, "unreachable": unreach,
 		"slow": slow, "stuck": stuck, "dead": dead,
@@ -369,7 +370,7 @@ type tripped struct {
 
 func (d *Dispatcher) trip(ctx context.Context, suspects []string) error {
 	s := d.breakers.settings
-	opened, err := query(ctx, d.db, "trip", pgx.StrictNamedArgs{
+	opened, err := session.Query(ctx, d.db, "trip", pgx.StrictNamedArgs{
 		"destinations": suspects, "window": s.Window, "ratio": s.Ratio, "minimum": s.Minimum,
 		"consecutive": s.Consecutive, "dead": s.DeadLetters, "slow_ratio": s.SlowRatio,
 		"cooldown": s.Cooldown, "cooldown_cap": s.CooldownCap,
@@ -423,8 +424,8 @@ func (d *Dispatcher) claimProbes(ctx context.Context, names []string, limit int)
 		ones[i] = 1
 	}
 	var rules []allowed
-	err = transact(ctx, d.db, "probe", append(d.govern(names, ones, true, &rules),
-		collect("probe", pgx.StrictNamedArgs{
+	err = session.Transact(ctx, d.db, "probe", append(d.govern(names, ones, true, &rules),
+		session.Collect("probe", pgx.StrictNamedArgs{
 			"destinations": names,
 			"quota":        limit,
 			"dispatcher":   d.id,
@@ -490,7 +491,7 @@ func (d *Dispatcher) probed(c *claimed, e *ended) {
 // moved runs a statement that moves a breaker, and says where to if the probe
 // was still ours.
 func moved[T any](ctx context.Context, d *Dispatcher, verb string, args pgx.StrictNamedArgs, say func(T)) error {
-	rows, err := query(ctx, d.db, verb, args, pgx.RowTo[T])
+	rows, err := session.Query(ctx, d.db, verb, args, pgx.RowTo[T])
 	if err == nil && len(rows) > 0 {
 		say(rows[0])
 	}

@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"postern/sql/session"
 )
 
 // One row that somebody has locked holds up itself and no other.
 func TestApart(t *testing.T) {
-	locked := &pgconn.PgError{Code: lockNotAvailable}
+	locked := &pgconn.PgError{Code: session.LockNotAvailable}
 	var done []string
 	err := apart([]string{"a", "locked", "b"}, func(some []string) error {
 		if slices.Contains(some, "locked") {

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"postern/sql/session"
 )
 
 // inlinePayload is up to how many bytes a payload comes with its claim. Larger
@@ -85,7 +87,7 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed
 	names, quotas := wanted(shares)
 	args := d.claimArgs(shares, names)
 	args["quotas"] = quotas
-	rows, err := query(ctx, d.db, "claim", args, pgx.RowToAddrOfStructByName[claimed])
+	rows, err := session.Query(ctx, d.db, "claim", args, pgx.RowToAddrOfStructByName[claimed])
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err
@@ -163,7 +165,7 @@ func (d *Dispatcher) fresh(ctx context.Context, quiet time.Duration) error {
 	if now := time.Now(); now.Sub(d.seenAt) > lateCommit {
 		d.late, d.seenThen, d.seenAt = d.seenThen, d.seen, now
 	}
-	rows, err := query(ctx, d.db, "fresh", pgx.StrictNamedArgs{
+	rows, err := session.Query(ctx, d.db, "fresh", pgx.StrictNamedArgs{
 		"seen":     d.seen,
 		"late":     d.late,
 		"quiet_us": quiet.Microseconds(),

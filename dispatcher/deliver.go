@@ -10,6 +10,7 @@ import (
 
 	"postern/dispatcher/post"
 	"postern/outbox/signature"
+	"postern/sql/session"
 )
 
 // Reasons of deliveries that end without a request.
@@ -50,7 +51,7 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	}
 	// The slot is held until the outcome is taken over: where outcomes cannot be
 	// recorded, nothing more is sent.
-	d.db.vitals.unrecorded.Add(1)
+	d.vitals.unrecorded.Add(1)
 	d.metrics.ended(&e)
 	d.outcomes <- e
 	if c.Probe {
@@ -191,7 +192,7 @@ func (d *Dispatcher) payload(ctx context.Context, c *claimed) ([]byte, error) {
 	if c.Payload != nil {
 		return c.Payload, nil
 	}
-	rows, err := query(ctx, d.db, "body", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[[]byte])
+	rows, err := session.Query(ctx, d.db, "body", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[[]byte])
 	if err != nil {
 		return nil, databaseError{err}
 	}

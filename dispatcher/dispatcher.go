@@ -45,6 +45,7 @@ import (
 	"postern/dispatcher/post"
 	"postern/migrations"
 	"postern/outbox/signature"
+	"postern/sql/session"
 )
 
 // ErrCut says that Run ended with work cut short: requests that were in flight
@@ -78,10 +79,11 @@ type Dispatcher struct {
 	cfg  Config
 	log  zerolog.Logger
 	now  func() time.Time // for signatures alone
-	db   *database
+	db   *session.DB
 	post *post.Transport
 	id   int64 // of this start, never used twice
 
+	vitals       vitals // of the dealings with the database
 	destinations *destinations
 	large        large // payloads held
 	outcomes     chan ended
@@ -91,7 +93,7 @@ type Dispatcher struct {
 	jobs         chan job           // to goroutines that wait for one
 	wakeups      chan struct{}      // a hint that something is due; holds one
 	unseen       chan struct{}      // a hint that seek has something to find; holds one
-	listener     *listener
+	listener     *session.Listener
 	breakers     *breakers
 	metrics      *metrics
 	health       *health
@@ -142,7 +144,7 @@ func Run(ctx context.Context, cfg Config) error {
 
 // run is the life of a dispatcher that has joined the fleet.
 func (d *Dispatcher) run(ctx context.Context) error {
-	defer d.db.pool.Close()
+	defer d.db.Close()
 	defer d.post.Close()
 
 	work, cutWork := context.WithCancel(context.WithoutCancel(ctx))
@@ -158,13 +160,13 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	background.Go(func() { d.beat(ctx) })
 	background.Go(func() { d.expire(ctx) })
 	background.Go(func() { d.cancelOrphans(ctx) })
-	background.Go(func() { d.listener.run(ctx) })
+	background.Go(func() { d.listener.Run(ctx) })
 	background.Go(func() { d.followBreakers(ctx) })
 	background.Go(func() { d.report(ctx) })
 	background.Go(func() { d.retain(ctx) })
 	background.Go(func() { d.sample(ctx) })
 
-	d.log.Info().Int64("dispatcher", d.id).Int("slots", d.cfg.Slots).Bool("pooled", d.db.pooled).Msg("dispatching")
+	d.log.Info().Int64("dispatcher", d.id).Int("slots", d.cfg.Slots).Bool("pooled", d.db.Pooled()).Msg("dispatching")
 	d.dispatch(ctx, work)
 
 	d.log.Info().Int("in_flight", d.destinations.inTheAir()).Msg("draining")
@@ -191,7 +193,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 func start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	for try := 1; ; try++ {
 		d, err := tryStart(ctx, cfg)
-		if err == nil || !passes(err) || ctx.Err() != nil {
+		if err == nil || !session.Passes(err) || ctx.Err() != nil {
 			return d, err
 		}
 		if try == 1 {
@@ -204,15 +206,10 @@ func start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 }
 
 func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
-	db, err := open(ctx, cfg.DatabaseURL, cfg.Schema)
-	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
-	}
 	d := &Dispatcher{
 		cfg:          cfg,
 		log:          cfg.Log,
 		now:          cfg.Now,
-		db:           db,
 		post:         post.New(cfg.transport()),
 		destinations: newDestinations(cfg.Slots),
 		signing:      []signature.Secret{cfg.SigningSecret},
@@ -227,56 +224,49 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	if d.now == nil {
 		d.now = time.Now
 	}
+	if err := d.open(ctx); err != nil {
+		d.post.Close()
+		return nil, fmt.Errorf("connect: %w", err)
+	}
 	if err := d.join(ctx); err != nil {
-		db.pool.Close()
+		d.db.Close()
 		d.post.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
+// join registers with the fleet, unless something keeps this process from its
+// work.
 func (d *Dispatcher) join(ctx context.Context) error {
-	conn, err := d.db.pool.Acquire(ctx)
-	if err != nil {
-		return fmt.Errorf("connect: %w", err)
+	if err := d.db.With(ctx, "check", d.check); err != nil {
+		return err
 	}
-	defer conn.Release()
-	troubles, err := Check(ctx, conn.Conn(), d.cfg.Schema)
+	if err := d.register(ctx); err != nil {
+		return err
+	}
+	return d.listen()
+}
+
+func (d *Dispatcher) check(ctx context.Context, conn *pgx.Conn) error {
+	troubles, err := Check(ctx, conn, d.cfg.Schema)
 	if err != nil {
 		return err
 	}
 	if len(troubles) > 0 {
 		return TroubleError(troubles)
 	}
-	status, err := migrations.Check(ctx, conn.Conn(), d.cfg.Schema)
+	status, err := migrations.Check(ctx, conn, d.cfg.Schema)
 	if err != nil {
 		return fmt.Errorf("check the schema: %w", err)
 	}
-	if !status.Current() {
-		return schemaError(d.cfg.Schema, status)
-	}
-	if err := d.register(ctx); err != nil {
-		return err
-	}
-	d.listener, err = newListener(d.cfg.ListenURL, d)
-	return err
-}
-
-func schemaError(schema string, status migrations.Status) error {
-	switch {
-	case status.Version > status.Latest:
-		return &migrations.NewerError{Version: status.Version, Latest: status.Latest}
-	case status.Dirty:
-		return fmt.Errorf("schema %q: a migration to version %d is running or was cut short: wait for it, or run `postern migrate up`", schema, status.Version)
-	default:
-		return fmt.Errorf("schema %q has version %d and this program needs %d: run `postern migrate up`", schema, status.Version, status.Latest)
-	}
+	return status.Fits(d.cfg.Schema)
 }
 
 func (d *Dispatcher) register(ctx context.Context) error {
 	type registered struct{ ID, Seen int64 }
-	rows, err := query(ctx, d.db, "register", d.identity(), pgx.RowToStructByName[registered])
-	if sqlstate(err) == readOnly {
+	rows, err := session.Query(ctx, d.db, "register", d.identity(), pgx.RowToStructByName[registered])
+	if session.SQLState(err) == session.ReadOnly {
 		return fmt.Errorf("the server is read-only (a standby in recovery, or default_transaction_read_only): no request is sent whose result could not be recorded: %w", err)
 	}
 	if err != nil {
@@ -365,7 +355,7 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 // isBehind reports whether outcomes wait since recording failed: leases may have
 // run out meanwhile, and what is claimed now would be sent once more.
 func (d *Dispatcher) isBehind() bool {
-	return d.behind.lasts(func() bool { return d.db.vitals.unrecorded.Load() > d.parked.Load() })
+	return d.behind.lasts(func() bool { return d.vitals.unrecorded.Load() > d.parked.Load() })
 }
 
 // claimSome looks for due work and starts up to limit deliveries.

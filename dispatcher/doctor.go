@@ -14,6 +14,7 @@ import (
 
 	"postern/migrations"
 	"postern/sql"
+	"postern/sql/session"
 )
 
 // Finding is something that keeps messages from being delivered, if Error, or
@@ -43,7 +44,7 @@ func Examine(ctx context.Context, cfg Config) ([]Finding, error) {
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	var found []Finding
-	pooled, err := behindPooler(ctx, conn.Config())
+	pooled, err := session.BehindPooler(ctx, conn.Config())
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
@@ -151,7 +152,7 @@ func examineListen(ctx context.Context, conn *pgx.Conn, cfg Config) *Finding {
 	defer func() { _ = ear.Close(context.WithoutCancel(ctx)) }()
 	channel := sql.Channel("doctor"+strconv.FormatInt(rand.Int64(), 36), cfg.Schema)
 	if _, err := ear.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
-		if sqlstate(err) == readOnly {
+		if session.SQLState(err) == session.ReadOnly {
 			return nil // nobody listens on a standby, and Check has said that it is one
 		}
 		return deaf
@@ -171,14 +172,14 @@ func examineListen(ctx context.Context, conn *pgx.Conn, cfg Config) *Finding {
 // is in it.
 func examineSchema(ctx context.Context, conn *pgx.Conn, schema string) ([]Finding, error) {
 	status, err := migrations.Check(ctx, conn, schema)
-	if sqlstate(err) == noPrivilege {
+	if session.SQLState(err) == session.NoPrivilege {
 		return nil, nil // Check has said so
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look at the schema: %w", err)
 	}
-	if !status.Current() {
-		return []Finding{{Error: true, Text: schemaError(schema, status).Error()}}, nil
+	if err := status.Fits(schema); err != nil {
+		return []Finding{{Error: true, Text: err.Error()}}, nil
 	}
 	rows, _ := conn.Query(ctx, sql.Load("doctor", schema), pgx.StrictNamedArgs{"schema": schema, "snapshot": heldWarns})
 	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Finding, err error) {
@@ -187,7 +188,7 @@ func examineSchema(ctx context.Context, conn *pgx.Conn, schema string) ([]Findin
 		f.Mend = deref(mend)
 		return f, err
 	})
-	if sqlstate(err) == noPrivilege {
+	if session.SQLState(err) == session.NoPrivilege {
 		return []Finding{{Text: "this role may not read the views, so the rest was not looked at", Mend: "run postern doctor as an operator (sql/admin/roles.sql)"}}, nil
 	}
 	if err != nil {

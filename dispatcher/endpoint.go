@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"postern/sql/session"
 )
 
 // orphansAtOnce is how many deliveries cancel_orphans.sql takes.
@@ -42,7 +44,7 @@ func (d *Dispatcher) cancelAll(ctx context.Context, destination string) error {
 	}()
 	for {
 		started := time.Now()
-		rows, err := query(ctx, d.db, "cancel_orphans", pgx.StrictNamedArgs{"destination": destination}, pgx.RowTo[int])
+		rows, err := session.Query(ctx, d.db, "cancel_orphans", pgx.StrictNamedArgs{"destination": destination}, pgx.RowTo[int])
 		if err != nil {
 			return err
 		}

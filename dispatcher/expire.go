@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"postern/sql/session"
 )
 
 const (
@@ -51,7 +53,7 @@ type expiry struct {
 }
 
 func (d *Dispatcher) expireSince(ctx context.Context, since time.Time, after int64) (expiry, error) {
-	rows, err := query(ctx, d.db, "expire", pgx.StrictNamedArgs{"since": since, "after": after}, pgx.RowToStructByName[expiry])
+	rows, err := session.Query(ctx, d.db, "expire", pgx.StrictNamedArgs{"since": since, "after": after}, pgx.RowToStructByName[expiry])
 	if err != nil {
 		return expiry{}, err
 	}

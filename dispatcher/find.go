@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"postern/sql/session"
 )
 
 // found is one row of find.sql.
@@ -70,7 +72,7 @@ func (d *Dispatcher) find(ctx context.Context, after string) (next string, due b
 	if !d.admits() || d.isBehind() {
 		return "", false, nil
 	}
-	rows, err := query(ctx, d.db, "find", pgx.StrictNamedArgs{
+	rows, err := session.Query(ctx, d.db, "find", pgx.StrictNamedArgs{
 		"after": after,
 		"steps": steps,
 		"ramp":  d.ramp(),

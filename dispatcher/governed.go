@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"postern/sql/session"
 )
 
 // governedAtOnce is how many governed destinations one claim looks at. Their
@@ -43,8 +45,8 @@ func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]*clai
 	var rules []allowed
 	var rows []*claimed
 	started := time.Now()
-	err := transact(ctx, d.db, "claim_governed", append(d.govern(names, quotas, false, &rules),
-		collect("claim_governed", d.claimArgs(shares, names), &rows, pgx.RowToAddrOfStructByName[claimed]))...)
+	err := session.Transact(ctx, d.db, "claim_governed", append(d.govern(names, quotas, false, &rules),
+		session.Collect("claim_governed", d.claimArgs(shares, names), &rows, pgx.RowToAddrOfStructByName[claimed]))...)
 	if err != nil {
 		d.destinations.putBack(shares)
 		return nil, nil, err
@@ -61,10 +63,10 @@ func (d *Dispatcher) claimGoverned(ctx context.Context, shares []share) ([]*clai
 
 // govern is the statements that come before a claim, or a probe, of governed
 // destinations.
-func (d *Dispatcher) govern(names []string, quotas []int32, probing bool, rules *[]allowed) []statement {
-	return []statement{
-		{"govern", pgx.StrictNamedArgs{"destinations": names, "probing": probing}, func(pgx.Rows) error { return nil }},
-		collect("allow", pgx.StrictNamedArgs{"destinations": names, "quotas": quotas, "ramp": d.ramp(), "probing": probing}, rules, pgx.RowToStructByName[allowed]),
+func (d *Dispatcher) govern(names []string, quotas []int32, probing bool, rules *[]allowed) []session.Statement {
+	return []session.Statement{
+		session.Run("govern", pgx.StrictNamedArgs{"destinations": names, "probing": probing}),
+		session.Collect("allow", pgx.StrictNamedArgs{"destinations": names, "quotas": quotas, "ramp": d.ramp(), "probing": probing}, rules, pgx.RowToStructByName[allowed]),
 	}
 }
 

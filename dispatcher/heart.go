@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"postern/breaker"
+	"postern/sql/session"
 )
 
 const (
@@ -61,12 +62,12 @@ func (v *vitals) track(verb string) (ended func(error)) {
 	return func(err error) {
 		running.Add(-1)
 		now := time.Now()
-		var none noConnection
-		switch code := sqlstate(err); {
+		var none session.NoConnection
+		switch code := session.SQLState(err); {
 		case err == nil && running == &v.claiming:
 			v.Claimed(now.Sub(started), now)
-		case code == lockNotAvailable && ofOneRow:
-		case code == lockNotAvailable, code == queryCanceled:
+		case code == session.LockNotAvailable && ofOneRow:
+		case code == session.LockNotAvailable, code == session.QueryCanceled:
 			v.LockTimeout(now)
 		case !errors.Is(err, context.DeadlineExceeded):
 		case errors.As(err, &none):
@@ -115,7 +116,7 @@ func (v *vitals) activity() string {
 // one of the pool's, since it has to work when those are stuck. Used by one
 // goroutine.
 type heart struct {
-	conn     *pgx.Conn
+	conn     *session.Conn
 	failures int
 	troubled time.Time // when the database was found to be, if it was the last time
 }
@@ -126,7 +127,7 @@ func (d *Dispatcher) beat(ctx context.Context) {
 	h := &heart{}
 	defer func() {
 		if h.conn != nil {
-			_ = h.conn.Close(context.WithoutCancel(ctx))
+			h.conn.Close(context.WithoutCancel(ctx))
 		}
 	}()
 	for wait := rand.N(heartbeatInterval); pause(ctx, wait); {
@@ -152,8 +153,8 @@ func (d *Dispatcher) beat(ctx context.Context) {
 			d.breakers.alone.Store(false)
 			continue
 		}
-		if sqlstate(err) == readOnly && h.conn != nil {
-			_ = h.conn.Close(ctx) // the server was demoted: this session will never write again
+		if session.SQLState(err) == session.ReadOnly && h.conn != nil {
+			h.conn.Close(ctx) // the server was demoted: this session will never write again
 		}
 		if h.failures++; h.failures == 2 {
 			d.log.Error().Err(err).Msg("heartbeats fail; claiming nothing until one succeeds")
@@ -170,14 +171,14 @@ func (d *Dispatcher) beatOnce(ctx context.Context, h *heart) (troubled bool, err
 	if err := d.connectHeart(limited, h); err != nil {
 		return true, err
 	}
-	waiting, err := on(limited, d.db, h.conn, "heartbeat", d.heartbeatArgs("running"), pgx.RowTo[bool])
+	waiting, err := session.On(limited, h.conn, "heartbeat", d.heartbeatArgs("running"), pgx.RowTo[bool])
 	if err != nil {
 		return true, err
 	}
 	if len(waiting) == 0 {
 		again := d.identity()
 		again["dispatcher"] = d.id
-		_, err := on(limited, d.db, h.conn, "rejoin", again, pgx.RowTo[int64])
+		_, err := session.On(limited, h.conn, "rejoin", again, pgx.RowTo[int64])
 		return false, err
 	}
 	verdict, err := d.judge(limited, h)
@@ -185,7 +186,7 @@ func (d *Dispatcher) beatOnce(ctx context.Context, h *heart) (troubled bool, err
 		return true, err
 	}
 	if verdict.State == breaker.Open || verdict.State == breaker.HalfOpen {
-		d.db.vitals.Forgive()
+		d.vitals.Forgive()
 		if row := d.breakers.known.Row(breaker.Database); !row.Passes && !row.RetryAt.After(time.Now()) {
 			if err := d.try(ctx, h); err != nil {
 				return true, err
@@ -196,63 +197,30 @@ func (d *Dispatcher) beatOnce(ctx context.Context, h *heart) (troubled bool, err
 }
 
 func (d *Dispatcher) connectHeart(ctx context.Context, h *heart) (err error) {
-	if h.conn != nil && !h.conn.IsClosed() {
-		return nil
+	if h.conn == nil || h.conn.IsClosed() {
+		h.conn, err = d.db.Connect(ctx, heartSettings)
 	}
-	config := d.db.pool.Config().ConnConfig
-	if err := d.db.pacer.wait(ctx); err != nil {
-		return err
-	}
-	if h.conn, err = pgx.ConnectConfig(ctx, config); err != nil {
-		h.conn = nil
-		return err
-	}
-	if d.db.pooled {
-		return nil
-	}
-	defer func() {
-		if err != nil {
-			_ = h.conn.Close(ctx) // half its own, it would not be set up again
-		}
-	}()
-	for _, s := range heartSettings {
-		if _, err = h.conn.Exec(ctx, s, pgx.NamedArgs{"local": false}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 // heartSettings are those of a heartbeat, which waits for nobody. Its plans are
 // over tables of a few rows.
-var heartSettings = []string{settings, `
-select set_config('lock_timeout', '1s', @local),
-       set_config('statement_timeout', '2s', @local),
-       set_config('enable_seqscan', 'on', @local),
-       set_config('enable_hashjoin', 'on', @local)`}
-
-// on runs a statement on the heart's connection.
-func on[T any](ctx context.Context, db *database, conn *pgx.Conn, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) (found []T, err error) {
-	if db.pooled {
-		err = db.under(ctx, conn, heartSettings, collect(verb, args, &found, row))
-		return found, err
-	}
-	rows, err := conn.Query(ctx, verb, call{db.text[verb], args})
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, row)
+var heartSettings = session.Settings{
+	"lock_timeout":      "1s",
+	"statement_timeout": "2s",
+	"enable_seqscan":    "on",
+	"enable_hashjoin":   "on",
 }
 
 func (d *Dispatcher) heartbeatArgs(state string) pgx.StrictNamedArgs {
-	v := d.db.vitals.Vitals(time.Now())
+	v := d.vitals.Vitals(time.Now())
 	args := pgx.StrictNamedArgs{
 		"dispatcher":       d.id,
 		"state":            state,
-		"activity":         d.db.vitals.activity(),
+		"activity":         d.vitals.activity(),
 		"in_flight":        d.destinations.inTheAir(),
-		"unrecorded":       d.db.vitals.unrecorded.Load(),
-		"pids":             d.db.vitals.sessions(),
+		"unrecorded":       d.vitals.unrecorded.Load(),
+		"pids":             d.vitals.sessions(),
 		"throughput":       v.Throughput,
 		"usual_throughput": v.UsualThroughput,
 		"claim_ms":         nil,
@@ -276,7 +244,7 @@ type databaseVerdict struct {
 // judge has the fleet's heartbeats judged, and tells what came of it.
 func (d *Dispatcher) judge(ctx context.Context, h *heart) (databaseVerdict, error) {
 	s := d.breakers.settings
-	rows, err := on(ctx, d.db, h.conn, "guard", pgx.StrictNamedArgs{
+	rows, err := session.On(ctx, h.conn, "guard", pgx.StrictNamedArgs{
 		"lock_wait": s.Database.LockWait, "waiting": s.Database.Waiting, "sessions": s.Database.Sessions,
 		"timeouts": s.Database.Timeouts, "in_flight_ratio": s.Database.InFlight, "slow_claim": s.Database.SlowClaim,
 		"cooldown": s.Database.Cooldown, "cooldown_cap": s.CooldownCap, "forget": s.Forget(),
@@ -310,7 +278,7 @@ func (h *heart) wasTroubled(now time.Time) bool { return now.Sub(h.troubled) < 4
 func (d *Dispatcher) try(ctx context.Context, h *heart) error {
 	ctx, cancel := context.WithTimeout(ctx, tryLease-time.Second)
 	defer cancel()
-	won, err := on(ctx, d.db, h.conn, "try", pgx.StrictNamedArgs{"dispatcher": d.id, "lease": tryLease}, pgx.RowTo[int64])
+	won, err := session.On(ctx, h.conn, "try", pgx.StrictNamedArgs{"dispatcher": d.id, "lease": tryLease}, pgx.RowTo[int64])
 	if err != nil || len(won) == 0 {
 		return err
 	}
@@ -323,7 +291,7 @@ func (d *Dispatcher) try(ctx context.Context, h *heart) error {
 	args := pgx.StrictNamedArgs{"destination": breaker.Database, "generation": won[0], "dispatcher": d.id}
 	if claimed == nil && verdict.Reason == nil && time.Since(began) < slowTry {
 		args["probes"] = 1
-		_, err = on(ctx, d.db, h.conn, "pass", args, pgx.RowTo[string])
+		_, err = session.On(ctx, h.conn, "pass", args, pgx.RowTo[string])
 		d.log.Info().Msg("the database takes work again; coming back little by little")
 	} else {
 		reason := "a claim failed or was slow"
@@ -335,7 +303,7 @@ func (d *Dispatcher) try(ctx context.Context, h *heart) error {
 		}
 		args["cooldown"], args["cooldown_cap"] = d.breakers.settings.Database.Cooldown, d.breakers.settings.CooldownCap
 		args["retry_after_ms"], args["reason"] = 0.0, reason
-		_, err = on(ctx, d.db, h.conn, "fail", args, pgx.RowTo[time.Duration])
+		_, err = session.On(ctx, h.conn, "fail", args, pgx.RowTo[time.Duration])
 		d.log.Warn().Str("reason", reason).Msg("the database is still in trouble")
 	}
 	hint(d.breakers.stale)
@@ -402,6 +370,6 @@ func (d *Dispatcher) waitOutside(ctx, work context.Context) {
 }
 
 func (d *Dispatcher) heartbeat(ctx context.Context, state string) error {
-	_, err := query(ctx, d.db, "heartbeat", d.heartbeatArgs(state), pgx.RowTo[bool])
+	_, err := session.Query(ctx, d.db, "heartbeat", d.heartbeatArgs(state), pgx.RowTo[bool])
 	return err
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
+
+	"postern/sql/session"
 )
 
 // unreadyAfter is for how long asking the database for work may fail until
@@ -47,7 +49,7 @@ func (h *health) worked() { h.last.Store(time.Now().UnixNano()) }
 // failed notes that asking failed.
 func (h *health) failed(err error) {
 	what := "no connection"
-	if code := sqlstate(err); code == readOnly {
+	if code := session.SQLState(err); code == session.ReadOnly {
 		what = "the server is read-only"
 	} else if code != "" {
 		what = "SQLSTATE " + code

@@ -140,13 +140,13 @@ func (m *metrics) observe(d *Dispatcher) {
 	read("slots", "Requests that this process may have in flight.", nil, func() float64 { return float64(d.cfg.Slots) })
 	read("in_flight", "Requests that it has in flight.", nil, func() float64 { return float64(d.destinations.inTheAir()) })
 	read("listening", "1 while notifications arrive, 0 while it polls.", nil, func() float64 {
-		if d.listener.works.Load() {
+		if d.listener.Works() {
 			return 1
 		}
 		return 0
 	})
 	read("listen_age_seconds", "How long ago anything was heard on the connection that listens.", nil, func() float64 {
-		return time.Since(time.Unix(0, d.listener.heard.Load())).Seconds()
+		return time.Since(d.listener.Heard()).Seconds()
 	})
 	read("claimed_age_seconds", "How long ago the database was last asked for work with success.", nil, func() float64 {
 		return time.Since(d.health.asked()).Seconds()

@@ -63,7 +63,7 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 			for _, statement := range strings.Split(h.sql, ";") {
 				db.Exec(statement)
 			}
-			if _, err := conn.Exec(t.Context(), settings, pgx.NamedArgs{"local": false}); err != nil {
+			if err := sessionSettings.Set(t.Context(), conn); err != nil {
 				t.Fatal(err)
 			}
 			newest := pgtest.Scan[int64](t, db, `select max(id) from postern.delivery`)
@@ -187,7 +187,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		db.Exec("alter table postern." + table + " set (autovacuum_enabled = off)")
 		db.Exec("vacuum analyze postern." + table)
 	}
-	if _, err := conn.Exec(t.Context(), settings, pgx.NamedArgs{"local": false}); err != nil {
+	if err := sessionSettings.Set(t.Context(), conn); err != nil {
 		t.Fatal(err)
 	}
 	// What govern.sql leaves to allow.sql, and that to claim_governed.sql.
@@ -290,7 +290,7 @@ func TestClaimStartsAtItsFloor(t *testing.T) {
 	db := pgtest.DB(t)
 	conn := db.Connect()
 	defer func() { _ = conn.Close(context.Background()) }()
-	if _, err := conn.Exec(t.Context(), settings, pgx.NamedArgs{"local": false}); err != nil {
+	if err := sessionSettings.Set(t.Context(), conn); err != nil {
 		t.Fatal(err)
 	}
 	db.Exec(`alter table postern.delivery set (autovacuum_enabled = off)`)

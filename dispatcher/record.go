@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"postern/sql/session"
 )
 
 // How many writers record at one time, and how long an outcome waits for
@@ -32,7 +34,7 @@ func (d *Dispatcher) record(ctx context.Context) {
 		plain := plainFirst(batch)
 		d.write(ctx, batch[:plain])
 		d.write(ctx, batch[plain:])
-		d.db.vitals.unrecorded.Add(-int32(len(batch)))
+		d.vitals.unrecorded.Add(-int32(len(batch)))
 		clear(batch) // of what it holds in memory
 	}
 }
@@ -114,7 +116,7 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 				return
 			}
 		}
-		if sqlstate(err) == lockNotAvailable {
+		if session.SQLState(err) == session.LockNotAvailable {
 			if free, locked, err := d.sift(ctx, batch); err == nil && len(locked) > 0 {
 				d.recorders.Go(func() { d.writeLater(ctx, locked) })
 				batch = free
@@ -171,9 +173,9 @@ const lockedPause = time.Second
 func (d *Dispatcher) writeLater(ctx context.Context, locked []ended) {
 	n := int32(len(locked))
 	d.parked.Add(n)
-	d.db.vitals.unrecorded.Add(n)
+	d.vitals.unrecorded.Add(n)
 	defer func() {
-		d.db.vitals.unrecorded.Add(-n)
+		d.vitals.unrecorded.Add(-n)
 		d.parked.Add(-n)
 	}()
 	d.log.Warn().Int("outcomes", len(locked)).Int64("delivery", locked[0].c.ID).
@@ -198,7 +200,7 @@ func (d *Dispatcher) sift(ctx context.Context, batch []ended) (free, locked []en
 	for i := range batch {
 		ids[i] = batch[i].c.ID
 	}
-	held, err := query(ctx, d.db, "sift", pgx.StrictNamedArgs{"ids": ids}, pgx.RowTo[int64])
+	held, err := session.Query(ctx, d.db, "sift", pgx.StrictNamedArgs{"ids": ids}, pgx.RowTo[int64])
 	if err != nil {
 		return nil, nil, err
 	}
@@ -221,8 +223,8 @@ func (d *Dispatcher) giveUp(batch []ended) {
 // read-only server may be a primary that was demoted: its successor will accept
 // them. A unique violation is our own first try, still under way.
 func refused(err error) bool {
-	code := sqlstate(err)
-	return code != "" && code != readOnly && code != uniqueViolation && !passes(err)
+	code := session.SQLState(err)
+	return code != "" && code != session.ReadOnly && code != session.UniqueViolation && !session.Passes(err)
 }
 
 // writeOnce tries to record a batch. Again says that an earlier try may have
@@ -231,9 +233,9 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) (
 	var rows []recordedRow
 	started := time.Now()
 	if batch[0].plain {
-		_, err = query(ctx, d.db, "finish", d.attempts(batch, again), pgx.RowTo[int64])
+		_, err = session.Query(ctx, d.db, "finish", d.attempts(batch, again), pgx.RowTo[int64])
 	} else {
-		rows, err = query(ctx, d.db, "record", d.outcomesOf(batch, again), pgx.RowToStructByName[recordedRow])
+		rows, err = session.Query(ctx, d.db, "record", d.outcomesOf(batch, again), pgx.RowToStructByName[recordedRow])
 	}
 	if err != nil {
 		d.metrics.failed("record")
@@ -341,7 +343,7 @@ func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisec
 // recorded writes the one line that a request leaves in the log. What went
 // well is for debugging: a busy dispatcher would write nothing else.
 func (d *Dispatcher) recorded(batch []ended) {
-	d.db.vitals.Recorded(len(batch), time.Now())
+	d.vitals.Recorded(len(batch), time.Now())
 	for i := range batch {
 		o := &batch[i]
 		if d.destinations.leaseEnded(o.c.Destination) {

@@ -3,6 +3,8 @@ package dispatcher
 import (
 	"testing"
 	"time"
+
+	"postern/sql/session"
 )
 
 // What finish.sql writes comes first: successes with nothing more to them.
@@ -39,7 +41,7 @@ func TestPlainOutcomesComeFirst(t *testing.T) {
 // Who had no slot is in the line again with the record of that: nobody else would
 // find it before the next scan, a POSTERN_POLL_INTERVAL later.
 func TestGivenBackForWantOfASlotIsInTheLine(t *testing.T) {
-	d := &Dispatcher{destinations: newDestinations(8), db: &database{}, wakeups: make(chan struct{}, 1)}
+	d := &Dispatcher{destinations: newDestinations(8), db: &session.DB{}, wakeups: make(chan struct{}, 1)}
 	ds, now := d.destinations, time.Now().Truncate(time.Microsecond)
 	ds.mark("a", false)
 	ds.land(ds.take(ds.choose(2, now)[0], 1, floor{now, 1}, now)[0], false)

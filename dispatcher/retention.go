@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"postern/sql/session"
 )
 
 // Retention says how long what has ended is kept; zero means for ever.
@@ -74,7 +76,7 @@ func (d *Dispatcher) retainPass(ctx context.Context, what string, keep, dead tim
 	batch := maxStep / 4
 	for {
 		started := time.Now()
-		rows, err := query(ctx, d.db, "retain", pgx.StrictNamedArgs{
+		rows, err := session.Query(ctx, d.db, "retain", pgx.StrictNamedArgs{
 			"what": what, "keep": orForEver(keep), "keep_dead": orForEver(dead), "batch": batch,
 		}, pgx.RowToStructByName[stepped])
 		if err != nil {

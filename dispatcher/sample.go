@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"postern/sql/session"
 )
 
 const (
@@ -58,7 +60,7 @@ func (d *Dispatcher) sample(ctx context.Context) {
 
 func (d *Dispatcher) sampleOnce(ctx context.Context) error {
 	started := time.Now()
-	rows, err := query(ctx, d.db, "sample", pgx.StrictNamedArgs{}, pgx.RowToStructByName[sampled])
+	rows, err := session.Query(ctx, d.db, "sample", pgx.StrictNamedArgs{}, pgx.RowToStructByName[sampled])
 	if err != nil {
 		return err
 	}

@@ -70,15 +70,10 @@ func TestKnownWorkHidesNoNewRows(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			rows := pgtest.DB(t)
-			db, err := open(t.Context(), rows.URL, "postern")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer db.pool.Close()
-			d := &Dispatcher{
-				db: db, destinations: newDestinations(8), breakers: newBreakers(breaker.Settings{}), unseen: make(chan struct{}, 1),
+			d := opened(t, &Dispatcher{
+				destinations: newDestinations(8), breakers: newBreakers(breaker.Settings{}), unseen: make(chan struct{}, 1),
 				lastFresh: time.Now().Add(time.Hour), woken: c.woken, busy: c.busy,
-			}
+			}, rows)
 			d.destinations.mark("https://hangs.example", false)
 			rows.Exec(`insert into postern.outbox (event_type, payload, target_url) values ('a', '1', 'https://new.example')`)
 			if err := d.look(t.Context()); err != nil {

@@ -12,6 +12,7 @@ import (
 // path that it begins with.
 var layers = [][]string{
 	{"sql", "outbox/signature"},
+	{"sql/session"},
 	{"migrations"},
 	{"outbox", "outbox/inbox", "breaker", "dispatcher/post"},
 	{"dispatcher", "dispatcher/receive"},

@@ -47,6 +47,22 @@ type Status struct {
 // Current reports whether the schema is the one this program was built for.
 func (s Status) Current() bool { return s.Version == s.Latest && !s.Dirty }
 
+// Fits says why this program cannot work with a schema, or nothing.
+func (s Status) Fits(schema string) error {
+	switch {
+	case s.Current():
+		return nil
+	case s.Version > s.Latest:
+		return &NewerError{Version: s.Version, Latest: s.Latest}
+	case s.Version == 0:
+		return fmt.Errorf("the database has no schema %q yet: run `postern migrate up`", schema)
+	case s.Dirty:
+		return fmt.Errorf("schema %q: a migration to version %d is running or was cut short: wait for it, or run `postern migrate up`, which waits or takes it up", schema, s.Version)
+	default:
+		return fmt.Errorf("schema %q has version %d and this program needs %d: run `postern migrate up`", schema, s.Version, s.Latest)
+	}
+}
+
 // NewerError says that the database has a schema that this program does not
 // know: it was migrated by a newer one.
 type NewerError struct{ Version, Latest uint }

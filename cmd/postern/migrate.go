@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -62,21 +61,5 @@ func (s *databaseSettings) reportSchema(ctx context.Context, p process) error {
 	if _, err := fmt.Fprintf(p.stdout, "schema %s: version %d of %d\n", s.Schema, status.Version, status.Latest); err != nil {
 		return err
 	}
-	return schemaTrouble(status)
-}
-
-// schemaTrouble says why this binary cannot work with a schema, or nothing.
-func schemaTrouble(status migrations.Status) error {
-	switch {
-	case status.Current():
-		return nil
-	case status.Version == 0:
-		return errors.New("the database has no schema yet: run `postern migrate up`")
-	case status.Version > status.Latest:
-		return &migrations.NewerError{Version: status.Version, Latest: status.Latest}
-	case status.Dirty:
-		return fmt.Errorf("version %d is being applied, or was cut short: run `postern migrate up`, which waits or takes it up", status.Version)
-	default:
-		return errors.New("the schema is behind this program: run `postern migrate up`")
-	}
+	return status.Fits(s.Schema)
 }

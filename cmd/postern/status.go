@@ -74,7 +74,7 @@ func (c *statusCommand) look(ctx context.Context, conn *pgx.Conn) (map[string]js
 	if err != nil {
 		// A schema of another version is the likely cause, and says more.
 		if at, atErr := migrations.Check(ctx, conn, c.Database.Schema); atErr == nil && !at.Current() {
-			return nil, schemaTrouble(at)
+			return nil, at.Fits(c.Database.Schema)
 		}
 	}
 	return map[string]json.RawMessage{

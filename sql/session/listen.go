@@ -1,10 +1,9 @@
-package dispatcher
+package session
 
 import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,21 +33,19 @@ const (
 	deafRetry = time.Minute
 )
 
-// listener keeps a connection of its own on which it hears what others
-// announce. Every notification is a hint: it makes this process look at once
-// where it would have looked a little later, and its payload is not believed.
+// Listener keeps a connection of its own on which it hears what others
+// announce. Every notification is a hint: it makes its hearer look at once where
+// it would have looked a little later, and its payload is not believed.
 //
 // The connection is silent for hours while nothing happens, and silent for
 // ever when something between us and the server has forgotten it. So it is
 // tested: the process notifies itself through the pool and expects to hear it.
-type listener struct {
-	log    zerolog.Logger
-	db     *database
-	config *pgx.ConnConfig
-	echo   string // our own channel
-	// Hooks, set before run: a notification of the channel, or a new connection
-	// on which others may have been missed. They must not block.
-	onWake, onBreaker func()
+type Listener struct {
+	db       *DB
+	config   *pgx.ConnConfig
+	echo     string // our own channel
+	channels map[string]func()
+	log      zerolog.Logger
 
 	connected chan *pgx.Conn // a connection that listens now; holds one
 	sound     chan struct{}  // something was heard; holds one
@@ -63,76 +60,44 @@ type listener struct {
 	silence string    // what was said to the log about the listener's state
 }
 
-func newListener(url string, d *Dispatcher) (*listener, error) {
-	if url == "" {
-		url = d.cfg.DatabaseURL
-	}
+// NewListener makes one that connects by the URL once it runs. Each channel's
+// function is called for a notification, and for a new connection, before which
+// notifications may have been missed; it must not block. The name of the channel
+// echo, without the schema, is this process's alone.
+func NewListener(db *DB, url, echo string, channels map[string]func(), log zerolog.Logger) (*Listener, error) {
 	// The pool's parser, which knows its own settings in the URL.
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
 	conn := config.ConnConfig
-	conn.ConnectTimeout = 5 * time.Second
-	conn.RuntimeParams["application_name"] = "postern-listen"
+	conn.ConnectTimeout = connectTimeout
+	conn.RuntimeParams["application_name"] = db.options.Name + "-listen"
 	conn.DefaultQueryExecMode = pgx.QueryExecModeExec
-	wake := &wakeUps{to: d.wakeups}
-	return &listener{
-		onWake: wake.hint,
-		onBreaker: func() {
-			hint(d.breakers.stale)
-			wake.hint()
-		},
-		log:       d.log,
-		db:        d.db,
+	return &Listener{
+		db:        db,
 		config:    conn,
-		echo:      sql.Channel("echo"+strconv.FormatInt(d.id, 36), d.cfg.Schema),
+		echo:      sql.Channel(echo, db.options.Schema),
+		channels:  channels,
+		log:       log,
 		connected: make(chan *pgx.Conn, 1),
 		sound:     make(chan struct{}, 1),
 		setUp:     time.AfterFunc(0, func() {}),
 	}, nil
 }
 
-// wakeInterval is the least time between two hints of new work that are
-// followed; the second of them is followed late. Anybody may send notifications.
-const wakeInterval = 2 * time.Millisecond
+// Works reports whether notifications arrive, as far as is known.
+func (l *Listener) Works() bool { return l.works.Load() }
 
-// wakeUps passes hints of new work on to the claiming loop, the first at once.
-type wakeUps struct {
-	to      chan<- struct{}
-	mu      sync.Mutex
-	last    time.Time
-	waiting bool
-}
+// Heard is when anything was heard last.
+func (l *Listener) Heard() time.Time { return time.Unix(0, l.heard.Load()) }
 
-func (w *wakeUps) hint() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.waiting {
-		return
-	}
-	if early := wakeInterval - time.Since(w.last); early > 0 {
-		w.waiting = true
-		time.AfterFunc(early, func() {
-			w.mu.Lock()
-			w.waiting = false
-			w.mu.Unlock()
-			w.hint()
-		})
-		return
-	}
-	w.last = time.Now()
-	select {
-	case w.to <- struct{}{}:
-	default:
-	}
-}
-
-// run listens until ctx ends.
-func (l *listener) run(ctx context.Context) {
+// Run listens until ctx ends.
+func (l *Listener) Run(ctx context.Context) {
 	loop := pgxlisten.Listener{Connect: l.connect, LogError: l.failed, ReconnectDelay: -1}
-	loop.Handle(sql.Channel("wake", l.db.schema), handler{l, l.onWake})
-	loop.Handle(sql.Channel("breaker", l.db.schema), handler{l, l.onBreaker})
+	for channel, hint := range l.channels {
+		loop.Handle(sql.Channel(channel, l.db.options.Schema), handler{l, hint})
+	}
 	loop.Handle(l.echo, handler{l, nil})
 	var watching sync.WaitGroup
 	watching.Go(func() { l.watch(ctx) })
@@ -144,7 +109,7 @@ func (l *listener) run(ctx context.Context) {
 // handler passes hints on. pgxlisten calls HandleBacklog once it listens to
 // the channel of a new connection.
 type handler struct {
-	l    *listener
+	l    *Listener
 	hint func()
 }
 
@@ -180,11 +145,11 @@ select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
        pg_catalog.set_config('idle_session_timeout', '0', false)`
 
 // connect opens the next connection, not too soon after one that failed.
-func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
+func (l *Listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	l.mu.Lock()
 	wait := time.Until(l.notNow)
 	if l.tries > 0 {
-		wait = max(wait, 500*time.Millisecond+backoff(l.tries, 500*time.Millisecond, 2*time.Second, rand.Int64N))
+		wait = max(wait, 500*time.Millisecond+rand.N(min(2*time.Second, 250*time.Millisecond<<min(l.tries, 4))))
 	}
 	l.tries++
 	l.mu.Unlock()
@@ -213,7 +178,7 @@ func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
 // prepare finds out whether the session is a pooler's, by a process id that is
 // not the one that the connection was given, and makes it ours if it is not: what
 // is set on a backend that is lent by transaction is left to whoever has it next.
-func (l *listener) prepare(ctx context.Context, conn *pgx.Conn) error {
+func (l *Listener) prepare(ctx context.Context, conn *pgx.Conn) error {
 	var pid uint32
 	if err := conn.QueryRow(ctx, `select pg_catalog.pg_backend_pid()`).Scan(&pid); err != nil {
 		return err
@@ -234,13 +199,13 @@ var errDeaf = errors.New("notifications do not arrive on this connection")
 // for whoever has it next: the application itself would get our notifications,
 // and some drivers keep them. So it is tried with a channel of its own, which
 // nobody notifies but this one time.
-func (l *listener) tryOut(ctx context.Context, conn *pgx.Conn) error {
+func (l *Listener) tryOut(ctx context.Context, conn *pgx.Conn) error {
 	channel := l.echo + ".try"
 	name := pgx.Identifier{channel}.Sanitize()
 	if _, err := conn.Exec(ctx, "listen "+name); err != nil {
 		return err
 	}
-	if _, err := query(ctx, l.db, "echo", pgx.StrictNamedArgs{"channel": channel}, pgx.RowTo[bool]); err != nil {
+	if _, err := Query(ctx, l.db, "echo", pgx.StrictNamedArgs{"channel": channel}, pgx.RowTo[bool]); err != nil {
 		return err
 	}
 	wait, cancel := context.WithTimeout(ctx, selfTest)
@@ -263,7 +228,7 @@ func (l *listener) tryOut(ctx context.Context, conn *pgx.Conn) error {
 
 // watch tests the connection whenever it has been silent for a while, and
 // closes it when it does not hear.
-func (l *listener) watch(ctx context.Context) {
+func (l *Listener) watch(ctx context.Context) {
 	var conn *pgx.Conn
 	heard := false // anything, on this connection
 	for {
@@ -305,12 +270,12 @@ const (
 
 // test sends an echo and waits for it. The first one of a connection that does
 // not come soon is said at once.
-func (l *listener) test(ctx context.Context, first bool) echo {
+func (l *Listener) test(ctx context.Context, first bool) echo {
 	select {
 	case <-l.sound:
 	default:
 	}
-	if _, err := query(ctx, l.db, "echo", pgx.StrictNamedArgs{"channel": l.echo}, pgx.RowTo[bool]); err != nil {
+	if _, err := Query(ctx, l.db, "echo", pgx.StrictNamedArgs{"channel": l.echo}, pgx.RowTo[bool]); err != nil {
 		return echoUnknown
 	}
 	soon, last := time.NewTimer(selfTest), time.NewTimer(echoLimit)
@@ -334,7 +299,7 @@ func (l *listener) test(ctx context.Context, first bool) echo {
 
 // drop closes a connection that does not hear; pgxlisten opens another. The
 // socket is closed under it, since it is waiting for something to read.
-func (l *listener) drop(conn *pgx.Conn, heard bool) {
+func (l *Listener) drop(conn *pgx.Conn, heard bool) {
 	l.works.Store(false)
 	if !heard && l.pooled.Load() {
 		l.mu.Lock()
@@ -346,7 +311,7 @@ func (l *listener) drop(conn *pgx.Conn, heard bool) {
 }
 
 // fine notes that notifications arrive.
-func (l *listener) fine() {
+func (l *Listener) fine() {
 	l.mu.Lock()
 	l.tries = 0
 	again := l.silence != ""
@@ -363,7 +328,7 @@ func (l *listener) fine() {
 
 // failed takes the errors of pgxlisten, one for each connection that was lost
 // or could not be had.
-func (l *listener) failed(ctx context.Context, err error) {
+func (l *Listener) failed(ctx context.Context, err error) {
 	if ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, errDeaf) {
 		return
 	}
@@ -372,7 +337,7 @@ func (l *listener) failed(ctx context.Context, err error) {
 }
 
 // say tells the log once, until notifications arrive again.
-func (l *listener) say(what string, err error) {
+func (l *Listener) say(what string, err error) {
 	l.mu.Lock()
 	said := l.silence != ""
 	l.silence = what
