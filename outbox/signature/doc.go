@@ -9,18 +9,15 @@
 //
 // Formats:
 //
-//	standard  webhook-signature: v1,<base64> v1,<base64>   over id.seconds.body
+//	standard  webhook-signature: v1,<base64> v1a,<base64>  over id.seconds.body
 //	plain     x-signature: sha256=<hex>                    over body
 //	github    x-hub-signature-256: sha256=<hex>            over body
 //	stripe    stripe-signature: t=<seconds>,v1=<hex>,…     over seconds.body
 //
-// All are HMAC-SHA256. The key of Standard Webhooks is what follows whsec_,
-// decoded; the key of all others is the secret's whole text.
-//
-// Standard Webhooks also knows v1a, an ed25519 signature in the same list. It
-// is neither made nor checked here, and its presence harms nothing: [Headers]
-// would append an entry to the line, and Verify passes over versions that it
-// does not know.
+// All are HMAC-SHA256 but v1a, which is Ed25519 (RFC 8032). The key of v1 is what
+// follows whsec_, decoded; the key of all others is the secret's whole text. The
+// private key of v1a is written whsk_ and never leaves the sender; receivers get
+// the public one, whpk_.
 //
 // Sources: Standard Webhooks 1.0.0; the documentation of GitHub ("Validating
 // webhook deliveries") and Stripe ("Verify webhook signatures manually").

@@ -1,6 +1,7 @@
 package signature
 
 import (
+	"crypto/ed25519"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -23,8 +24,10 @@ const (
 )
 
 const (
-	secretPrefix = "whsec_"
-	redacted     = "whsec_[redacted]"
+	secretPrefix  = "whsec_"
+	privatePrefix = "whsk_"
+	publicPrefix  = "whpk_"
+	redacted      = "[redacted]"
 )
 
 // ErrNewline is what a secret that ends in a line break is refused with: a
@@ -33,10 +36,11 @@ const (
 // and say so.
 var ErrNewline = errors.New("signature: the secret ends in a line break; remove it, for instance with printf instead of echo")
 
-// Secret is a shared signing key. Its zero value holds none: signing and
-// verifying with it fail with ErrSecret. Printing, logging or marshalling a
-// Secret shows that there is one and nothing else; Reveal is the one way to its
-// text. A Secret is safe for concurrent use, and copies share the work of
+// Secret is a signing key: one that sender and receiver share, a private key, or
+// the public half of one, which verifies and does not sign. Its zero value holds
+// none: signing and verifying with it fail with ErrSecret. Printing, logging or
+// marshalling a Secret shows its kind and nothing else; Reveal is the one way to
+// its text. A Secret is safe for concurrent use, and copies share the work of
 // preparing the key, so keep one instead of parsing its text for every message.
 type Secret struct {
 	// A closure, because reflection cannot look into one. Behind a pointer the
@@ -47,8 +51,10 @@ type Secret struct {
 
 type keys struct {
 	text    string
-	whole   key  // the bytes of text: GitHub, Stripe, plain
-	decoded *key // what follows whsec_, decoded: Standard Webhooks; nil if it is not of that form
+	whole   *key               // the bytes of text: GitHub, Stripe, plain; nil for a key pair
+	decoded *key               // what follows whsec_, decoded: v1 of Standard Webhooks; nil if it is not of that form
+	private ed25519.PrivateKey // signs v1a of Standard Webhooks; nil: it cannot
+	public  ed25519.PublicKey  // verifies v1a; nil: it cannot
 }
 
 // ParseSecret reads a Standard Webhooks secret: whsec_ followed by the padded
@@ -86,6 +92,18 @@ func PlainSecret(text string) (Secret, error) {
 	return newSecret(text, nil), nil
 }
 
+// ParseKey reads any key of Standard Webhooks by its prefix: whsec_ as
+// ParseSecret does, whsk_ as ParsePrivateKey, whpk_ as ParsePublicKey.
+func ParseKey(text string) (Secret, error) {
+	switch {
+	case strings.HasPrefix(text, privatePrefix):
+		return ParsePrivateKey(text)
+	case strings.HasPrefix(text, publicPrefix):
+		return ParsePublicKey(text)
+	}
+	return ParseSecret(text)
+}
+
 // NewSecret makes a Standard Webhooks secret of 32 bytes from the operating
 // system's random numbers.
 func NewSecret() Secret {
@@ -121,7 +139,13 @@ func (s Secret) String() string {
 	if s.open == nil {
 		return ""
 	}
-	return redacted
+	switch k := s.open(); {
+	case k.private != nil:
+		return privatePrefix + redacted
+	case k.public != nil:
+		return publicPrefix + redacted
+	}
+	return secretPrefix + redacted
 }
 
 // GoString redacts.
@@ -144,7 +168,7 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
 func newSecret(text string, decoded []byte) Secret {
-	k := &keys{text: text, whole: key{bytes: []byte(text)}}
+	k := &keys{text: text, whole: &key{bytes: []byte(text)}}
 	if decoded != nil {
 		k.decoded = &key{bytes: decoded}
 	}

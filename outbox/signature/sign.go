@@ -1,6 +1,7 @@
 package signature
 
 import (
+	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -77,6 +78,10 @@ var ErrSecret = errors.New("signature: no secret that this style can use")
 // GitHub's header have room for one signature: it is the current secret's, so
 // such a receiver has to know the new secret before the rotation.
 //
+// A private key signs for Standard Webhooks alone, as v1a in the same line. Other
+// headers are made with the shared secrets beside it; without any, Standard
+// Webhooks goes without X-Signature, and other styles fail.
+//
 // The id is the message's on every attempt, and is sent in every style because
 // receivers deduplicate by it; only Standard Webhooks signs it. At is the time of
 // this attempt, not of the message. Body is exactly what goes on the wire; it is
@@ -92,16 +97,19 @@ func Headers(style Style, secrets []Secret, id string, at time.Time, body []byte
 	defer scratches.Put(w)
 	seconds := strconv.FormatInt(at.Unix(), 10)
 	list := append(make([]Header, 0, 4), Header{HeaderID, id})
+	shared := firstShared(secrets)
 	switch style {
 	case Standard:
 		list = append(list,
 			Header{HeaderTimestamp, seconds},
-			Header{HeaderSignature, w.standard(secrets, id, seconds, body)},
-			Header{HeaderPlain, w.plain(secrets[0], body)})
+			Header{HeaderSignature, w.standard(secrets, id, seconds, body)})
+		if shared != nil {
+			list = append(list, Header{HeaderPlain, w.plain(shared, body)})
+		}
 	case Plain:
-		list = append(list, Header{HeaderPlain, w.plain(secrets[0], body)})
+		list = append(list, Header{HeaderPlain, w.plain(shared, body)})
 	case GitHub:
-		list = append(list, Header{HeaderGitHub, w.plain(secrets[0], body)})
+		list = append(list, Header{HeaderGitHub, w.plain(shared, body)})
 	case Stripe:
 		list = append(list, Header{HeaderStripe, w.stripe(secrets, seconds, body)})
 	}
@@ -112,8 +120,8 @@ func checkInput(style Style, secrets []Secret, id string, at time.Time) error {
 	if int(style) >= len(styleNames) {
 		return fmt.Errorf("signature: unknown %s", style)
 	}
-	if err := checkSecrets(secrets, style == Standard); err != nil {
-		return err
+	if !canSign(style, secrets) {
+		return ErrSecret
 	}
 	if !ValidID(id) {
 		return errors.New("signature: a message id must be 1 to 64 of A-Z a-z 0-9 _ -")
@@ -124,13 +132,22 @@ func checkInput(style Style, secrets []Secret, id string, at time.Time) error {
 	return nil
 }
 
-func checkSecrets(secrets []Secret, decoded bool) error {
-	if len(secrets) == 0 {
-		return ErrSecret
-	}
+// canSign reports whether every secret can sign for Standard Webhooks, or one at
+// least for the other styles.
+func canSign(style Style, secrets []Secret) bool {
 	for _, s := range secrets {
-		if s.open == nil || decoded && s.open().decoded == nil {
-			return ErrSecret
+		if s.open == nil || style == Standard && s.open().decoded == nil && s.open().private == nil {
+			return false
+		}
+	}
+	return len(secrets) > 0 && (style == Standard || firstShared(secrets) != nil)
+}
+
+// firstShared returns the first key that sender and receiver share, or nil.
+func firstShared(secrets []Secret) *key {
+	for _, s := range secrets {
+		if whole := s.open().whole; whole != nil {
+			return whole
 		}
 	}
 	return nil
@@ -168,7 +185,20 @@ func Reserved(name string) bool {
 
 // scratch holds the buffers of one computation: hash.Hash takes slices through
 // an interface, and so would move each of them to the heap.
-type scratch struct{ prefix, sum, text []byte }
+type scratch struct{ prefix, sum, text, joined []byte }
+
+// maxJoined bounds the buffer that is kept for the next computation.
+const maxJoined = 64 << 10
+
+// whole returns prefix and body in one piece, since Ed25519 goes over what it
+// signs twice. It is valid until the next call.
+func (w *scratch) whole(body []byte) []byte {
+	whole := append(append(w.joined[:0], w.prefix...), body...)
+	if cap(whole) <= maxJoined {
+		w.joined = whole
+	}
+	return whole
+}
 
 var scratches sync.Pool
 
@@ -186,6 +216,11 @@ func (w *scratch) standard(secrets []Secret, id, seconds string, body []byte) st
 		if i > 0 {
 			w.text = append(w.text, ' ')
 		}
+		if private := s.open().private; private != nil {
+			w.text = append(w.text, "v1a,"...)
+			w.text = base64.StdEncoding.AppendEncode(w.text, ed25519.Sign(private, w.whole(body)))
+			continue
+		}
 		w.sum = s.open().decoded.appendSum(w.sum[:0], w.prefix, body)
 		w.text = append(w.text, "v1,"...)
 		w.text = base64.StdEncoding.AppendEncode(w.text, w.sum)
@@ -198,6 +233,9 @@ func (w *scratch) stripe(secrets []Secret, seconds string, body []byte) string {
 	w.text = append(w.text[:0], "t="...)
 	w.text = append(w.text, seconds...)
 	for _, s := range secrets {
+		if s.open().whole == nil {
+			continue
+		}
 		w.sum = s.open().whole.appendSum(w.sum[:0], w.prefix, body)
 		w.text = append(w.text, ",v1="...)
 		w.text = hex.AppendEncode(w.text, w.sum)
@@ -205,8 +243,8 @@ func (w *scratch) stripe(secrets []Secret, seconds string, body []byte) string {
 	return string(w.text)
 }
 
-func (w *scratch) plain(s Secret, body []byte) string {
-	w.sum = s.open().whole.appendSum(w.sum[:0], nil, body)
+func (w *scratch) plain(shared *key, body []byte) string {
+	w.sum = shared.appendSum(w.sum[:0], nil, body)
 	w.text = append(w.text[:0], plainPrefix...)
 	w.text = hex.AppendEncode(w.text, w.sum)
 	return string(w.text)

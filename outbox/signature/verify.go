@@ -1,6 +1,7 @@
 package signature
 
 import (
+	"crypto/ed25519"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
@@ -83,8 +84,9 @@ type Scheme struct {
 
 // ParseScheme reads a scheme's name:
 //
-//   - standard: Standard Webhooks 1.0.0, version v1. Entries of other versions
-//     are passed over, so a sender may add v1a (ed25519) to the list.
+//   - standard: Standard Webhooks 1.0.0, versions v1 (HMAC-SHA256) with shared
+//     secrets and v1a (Ed25519) with public keys. Entries of other versions are
+//     passed over.
 //   - github: X-Hub-Signature-256. The older X-Hub-Signature (SHA-1) is ignored.
 //   - stripe: Stripe-Signature, version v1.
 //   - hmac: what this package's Plain style sends, X-Signature: sha256=<hex>;
@@ -123,10 +125,10 @@ func HMAC(header, prefix string, encoding Encoding) (Scheme, error) {
 }
 
 // Secret reads a secret in the form that the scheme's issuers hand out:
-// ParseSecret for Standard Webhooks, PlainSecret for all others.
+// ParseKey for Standard Webhooks, PlainSecret for all others.
 func (s Scheme) Secret(text string) (Secret, error) {
 	if s.kind == kindStandard {
-		return ParseSecret(text)
+		return ParseKey(text)
 	}
 	return PlainSecret(text)
 }
@@ -147,8 +149,8 @@ func (s Scheme) Secret(text string) (Secret, error) {
 // bytes and any with blanks or control characters; what else an issuer puts
 // into ids is its own business.
 func (s Scheme) Verify(header http.Header, body []byte, now time.Time, tolerance time.Duration, secrets ...Secret) error {
-	if err := checkSecrets(secrets, s.kind == kindStandard); err != nil {
-		return err
+	if !canVerify(s.kind, secrets) {
+		return ErrSecret
 	}
 	if tolerance <= 0 {
 		tolerance = DefaultTolerance
@@ -161,6 +163,21 @@ func (s Scheme) Verify(header http.Header, body []byte, now time.Time, tolerance
 	default:
 		return s.verifyHMAC(header, body, secrets)
 	}
+}
+
+// canVerify reports whether every secret can be used: one that cannot would
+// otherwise be noticed only when it is needed.
+func canVerify(kind kind, secrets []Secret) bool {
+	for _, s := range secrets {
+		if s.open == nil {
+			return false
+		}
+		k := s.open()
+		if kind == kindStandard && k.decoded == nil && k.public == nil || kind != kindStandard && k.whole == nil {
+			return false
+		}
+	}
+	return len(secrets) > 0
 }
 
 func verifyStandard(header http.Header, body []byte, now time.Time, tolerance time.Duration, secrets []Secret) error {
@@ -182,7 +199,7 @@ func verifyStandard(header http.Header, body []byte, now time.Time, tolerance ti
 	if err != nil {
 		return err
 	}
-	found := candidates{header: HeaderSignature, encoding: Base64}
+	found := candidates{header: HeaderSignature, encoding: Base64, pairs: true}
 	for entry := range strings.SplitSeq(list, " ") {
 		version, value, ok := strings.Cut(entry, ",")
 		found.add(ok, version, value)
@@ -235,19 +252,33 @@ func (s Scheme) verifyHMAC(header http.Header, body []byte, secrets []Secret) er
 	return found.match(w, body, secrets, false)
 }
 
-// candidates are the well-formed v1 signatures of one header.
+// maxPaired bounds the v1a signatures of one header that are looked at: checking
+// one costs as much as a hundred of v1, and who sent them is not known yet.
+const maxPaired = 8
+
+// candidates are the well-formed v1 and v1a signatures of one header.
 type candidates struct {
 	header    string
 	encoding  Encoding
 	array     [4]string
 	values    []string
+	pairs     bool     // v1a is a version of this header
+	paired    [][]byte // v1a, decoded
 	malformed bool
+	unpaired  bool // a v1a is malformed
 }
 
 func (c *candidates) add(ok bool, version, value string) {
 	switch {
 	case !ok:
 		c.malformed = true
+	case c.pairs && version == "v1a":
+		sum, err := base64.StdEncoding.Strict().DecodeString(value)
+		if err != nil || len(sum) != ed25519.SignatureSize || strings.ContainsAny(value, "\r\n") || len(c.paired) == maxPaired {
+			c.unpaired = true
+			return
+		}
+		c.paired = append(c.paired, sum)
 	case version != "v1":
 		// another version, perhaps one from the future
 	case !c.encoding.wellFormed(value):
@@ -262,18 +293,27 @@ func (c *candidates) add(ok bool, version, value string) {
 
 // match compares every candidate with the MAC under every secret. It does not
 // stop at the first match, so time tells nothing about which secret is current.
+// A public key is no secret, and neither is which of them matched.
 func (c *candidates) match(w *scratch, body []byte, secrets []Secret, decoded bool) error {
-	if len(c.values) == 0 {
-		if c.malformed {
-			return fmt.Errorf("%w: %s", ErrMalformed, c.header)
-		}
-		return fmt.Errorf("%w: %s has no v1 signature", ErrMissing, c.header)
-	}
-	matches := 0
+	matches, versions, malformed := 0, 0, c.malformed
 	for _, s := range secrets {
-		k := &s.open().whole
+		if public := s.open().public; public != nil {
+			versions |= len(c.paired)
+			malformed = malformed || c.unpaired
+			for _, sum := range c.paired {
+				if ed25519.Verify(public, w.whole(body), sum) {
+					matches = 1
+				}
+			}
+			continue
+		}
+		k := s.open().whole
 		if decoded {
 			k = s.open().decoded
+		}
+		versions |= len(c.values)
+		if len(c.values) == 0 {
+			continue
 		}
 		w.sum = k.appendSum(w.sum[:0], w.prefix, body)
 		w.text = c.encoding.appendEncode(w.text[:0], w.sum)
@@ -282,10 +322,23 @@ func (c *candidates) match(w *scratch, body []byte, secrets []Secret, decoded bo
 			matches |= subtle.ConstantTimeCompare(w.text, w.sum)
 		}
 	}
-	if matches == 1 {
+	switch {
+	case matches == 1:
 		return nil
+	case versions == 0 && malformed:
+		return fmt.Errorf("%w: %s", ErrMalformed, c.header)
+	case versions == 0:
+		return fmt.Errorf("%w: %s has no %s signature", ErrMissing, c.header, version(secrets))
 	}
 	return fmt.Errorf("%w: %s", ErrMismatch, c.header)
+}
+
+// version names what the secrets can verify.
+func version(secrets []Secret) string {
+	if firstShared(secrets) == nil {
+		return "v1a"
+	}
+	return "v1"
 }
 
 func (e Encoding) appendEncode(dst, sum []byte) []byte {
