@@ -79,7 +79,7 @@ func (d *Dispatcher) gate(ctx context.Context, c *claimed) (e ended, send bool) 
 		// It had attempts left until somebody lowered their number.
 		e.reason = reasonExhausted
 	case c.URL == nil || c.Destination == "invalid":
-		e.reason = reasonInvalidURL
+		e.reason, e.resp = reasonInvalidURL, d.invalidURL(c)
 	case ctx.Err() != nil, !c.Probe && d.breakers.known.Shut(c.Destination, c.Generation), c.EndpointStatus != nil && *c.EndpointStatus != "active":
 		e.verdict = verdictRelease
 	default:

@@ -43,6 +43,18 @@ func (d *Dispatcher) unsendable(c *claimed, err error) ended {
 	return e
 }
 
+// invalidURL says what is wrong with a target that has no destination.
+func (d *Dispatcher) invalidURL(c *claimed) post.Response {
+	fault := "target URL: the message has none"
+	if c.URL != nil {
+		fault = "target URL: its host cannot be read"
+		if err := d.post.CheckURL(*c.URL); err != nil {
+			fault = err.Error()
+		}
+	}
+	return post.Response{Started: time.Now(), Class: post.ClassInvalidURL, Error: fault}
+}
+
 // keyring remembers parsed secrets, since preparing a key costs more than
 // signing with it. Safe for concurrent use.
 type keyring struct {

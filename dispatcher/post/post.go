@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"math"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"net/netip"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -382,13 +384,33 @@ func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn
 	if err != nil {
 		return nil, explainDial(err, verdicts)
 	}
-	return &openConn{conn, context.AfterFunc(t.open, func() { conn.Close() })}, nil
+	return &openConn{Conn: conn, forget: context.AfterFunc(t.open, func() { conn.Close() })}, nil
 }
 
-// openConn is a connection that ends with its transport.
+// openConn is a connection that ends with its transport, and whose end is told by
+// reading alone.
+//
+// A receiver may answer and hang up while the request is still being written.
+// Net/http takes the error of that write for the outcome and drops the answer,
+// which has arrived and can be read. So from the first write on that meets a
+// broken connection, writes count as done: what is read next, an answer or the
+// same end, says how the request went.
 type openConn struct {
 	net.Conn
 	forget func() bool
+	broken atomic.Bool // under a write
+}
+
+func (c *openConn) Write(b []byte) (int, error) {
+	if c.broken.Load() {
+		return len(b), nil
+	}
+	n, err := c.Conn.Write(b)
+	if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		c.broken.Store(true)
+		return len(b), nil
+	}
+	return n, err
 }
 
 func (c *openConn) Close() error {

@@ -57,7 +57,10 @@ func parseTarget(raw string, cfg *Config) (target, error) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return target{}, explainParse(err)
+		return target{}, explainParse(raw, err)
+	}
+	if user, _ := splitAuthority(raw); strings.Contains(user, "@") {
+		return target{}, invalidURL(badUser) // whose host it is depends on who reads it
 	}
 	if err := checkScheme(u, cfg); err != nil {
 		return target{}, err
@@ -83,21 +86,60 @@ func parseTarget(raw string, cfg *Config) (target, error) {
 	if short, ok := strings.CutSuffix(name, "."); ok {
 		t.host = short + port
 	}
-	u.RawQuery = escapeQuery(u.RawQuery)
+	u.RawPath, u.RawQuery = escape(u.RawPath), escape(u.RawQuery)
 	return t, nil
 }
 
 // explainParse replaces the words of net/url, which quote the URL.
-func explainParse(err error) error {
+func explainParse(raw string, err error) error {
 	var escape url.EscapeError
 	var host url.InvalidHostError
+	user, hostport := splitAuthority(raw)
 	switch {
-	case errors.As(err, &escape):
+	case strings.TrimSpace(raw) != raw:
+		return invalidURL("it has blanks around it")
+	case strings.ContainsFunc(raw, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		return invalidURL("it has a control character")
+	case errors.As(err, &escape) && !strings.Contains(hostport, "%"):
 		return invalidURL("it has a % that is not followed by two hexadecimal digits")
-	case errors.As(err, &host):
+	case !strings.Contains(raw, "://"):
+		return invalidURL(noScheme)
+	case strings.ContainsFunc(user, func(r rune) bool { return !userMayHave(r) }):
+		return invalidURL(badUser)
+	case errors.As(err, &host), strings.Contains(hostport, "%"):
 		return invalidURL("its host has a character that no host name has")
+	case strings.Count(hostport, "[") != strings.Count(hostport, "]"):
+		return invalidURL("its host has a bracket without the other one")
+	case strings.HasPrefix(hostport, "["):
+		return invalidURL(notIPv6)
+	case strings.Contains(hostport, ":"):
+		return invalidURL("its port is not a number")
 	}
-	return invalidURL("it cannot be parsed: write https://host/path without blanks or control characters around it")
+	return invalidURL("it cannot be parsed: write https://host/path")
+}
+
+const (
+	noScheme = "it has no scheme: it must begin with https://"
+	notIPv6  = "its host in brackets is not an IPv6 address"
+	badUser  = "its user part has a character that must be percent-encoded: write %40 for @, %2F for /"
+)
+
+// splitAuthority returns what stands between the scheme and the path, divided at
+// its last @.
+func splitAuthority(raw string) (user, hostport string) {
+	_, rest, _ := strings.Cut(raw, "://")
+	if end := strings.IndexAny(rest, "/?#"); end >= 0 {
+		rest = rest[:end]
+	}
+	at := strings.LastIndexByte(rest, '@')
+	return rest[:max(at, 0)], rest[at+1:]
+}
+
+// userMayHave reports whether a character may stand in userinfo as it is (RFC
+// 3986, section 3.2.1).
+func userMayHave(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' ||
+		strings.ContainsRune("-._:~!$&'()*+,;=%", r)
 }
 
 func checkScheme(u *url.URL, cfg *Config) error {
@@ -108,9 +150,9 @@ func checkScheme(u *url.URL, cfg *Config) error {
 			return invalidURL("http is not allowed for this target: use https")
 		}
 	case "":
-		return invalidURL("it has no scheme: it must begin with https://")
+		return invalidURL(noScheme)
 	default:
-		return invalidURL("its scheme is not https")
+		return invalidURL("its scheme is not https: it must begin with https://")
 	}
 	if u.Opaque != "" || u.Host == "" {
 		return invalidURL("it has no host: it must begin with https://host")
@@ -159,7 +201,7 @@ func hostname(u *url.URL) (string, error) {
 	if strings.HasPrefix(u.Host, "[") {
 		addr, err := netip.ParseAddr(name)
 		if err != nil || !addr.Is6() {
-			return "", invalidURL("its host in brackets is not an IPv6 address")
+			return "", invalidURL(notIPv6)
 		}
 		if addr.Zone() != "" {
 			return "", invalidURL("its address has a zone, which means something on one machine only")
@@ -236,27 +278,35 @@ func endsInNumber(name string) bool {
 	return strings.Trim(last, "0123456789") == ""
 }
 
-// escapeQuery percent-encodes what a request line cannot carry. net/url leaves
-// the query as it was typed and net/http writes it as it is, so a space would
-// end the target early.
-func escapeQuery(query string) string {
-	clean := true
-	for i := range len(query) {
-		if query[i] <= ' ' || query[i] >= 0x7f {
-			clean = false
-			break
-		}
-	}
-	if clean {
-		return query
+// escape percent-encodes what no path or query may have (RFC 3986, sections 3.3
+// and 3.4), and leaves every other byte as it was typed: %2F stays %2F, since a
+// receiver may tell it from /. Brackets are left as well, because everybody sends
+// and takes them.
+//
+// For a path, it also keeps net/url from writing the path anew from its decoded
+// form, which it does with one that has a byte it would not have written itself.
+func escape(text string) string {
+	if !strings.ContainsFunc(text, mustEscape) {
+		return text
 	}
 	var b strings.Builder
-	for i := range len(query) {
-		if c := query[i]; c <= ' ' || c >= 0x7f {
+	for i := range len(text) {
+		if c := text[i]; mustEscape(rune(c)) {
 			fmt.Fprintf(&b, "%%%02X", c)
 		} else {
 			b.WriteByte(c)
 		}
 	}
 	return b.String()
+}
+
+func mustEscape(c rune) bool {
+	return c <= ' ' || c >= 0x7f || strings.ContainsRune("\"<>\\^`{|}", c)
+}
+
+// CheckURL says what is wrong with a target, in words that may be stored and
+// shown, or returns nil where nothing is wrong with its form.
+func (t *Transport) CheckURL(raw string) error {
+	_, err := parseTarget(raw, &t.cfg)
+	return err
 }

@@ -20,6 +20,11 @@ func TestTargetsThatCanBeSent(t *testing.T) {
 		{"http://r.example/a b", "r.example", "r.example", "/a%20b", ""},
 		{"http://r.example/a%20b/%2F?q=%zz", "r.example", "r.example", "/a%20b/%2F?q=%zz", ""},
 		{"http://r.example/ü?q=a b&r=ü", "r.example", "r.example", "/%C3%BC?q=a%20b&r=%C3%BC", ""},
+		{"http://r.example/a%2Fb/é", "r.example", "r.example", "/a%2Fb/%C3%A9", ""},
+		{"http://r.example/a%2fb|c d{}%2B+?x=%2F|y{}%2B+[1]é", "r.example", "r.example", "/a%2fb%7Cc%20d%7B%7D%2B+?x=%2F%7Cy%7B%7D%2B+[1]%C3%A9", ""},
+		{"http://r.example/%7e~!$&'()*+,;=:@[]^`\"<>\\", "r.example", "r.example", "/%7e~!$&'()*+,;=:@[]%5E%60%22%3C%3E%5C", ""},
+		{"http://r.example//a%2F/../%2e./é", "r.example", "r.example", "//a%2F/../%2e./%C3%A9", ""},
+		{"http://r.example/*é", "r.example", "r.example", "/*%C3%A9", ""},
 		{"http://r.example?q=1", "r.example", "r.example", "/?q=1", ""},
 		{"http://[::1]:8080/x", "[::1]:8080", "[::1]:8080", "/x", ""},
 		{"http://[::FFFF:127.0.0.1]/x", "[::ffff:127.0.0.1]", "[::ffff:127.0.0.1]", "/x", ""},
@@ -149,6 +154,39 @@ func TestTargetSettings(t *testing.T) {
 	}
 }
 
+// Each says what to mend.
+func TestTargetErrorsNameTheFault(t *testing.T) {
+	t.Parallel()
+	cfg := Config{}.withDefaults()
+	for raw, fault := range map[string]string{
+		"":                                "empty",
+		"r.example/hook":                  "no scheme",
+		"//r.example/hook":                "no scheme",
+		"r.example:8443/hook":             "must begin with https://",
+		"1.2.3.4:443/hook":                "no scheme",
+		":canary":                         "no scheme",
+		" https://r.example/":             "blanks",
+		"https://r.example/\n":            "blanks",
+		"https://r.example/a\nb":          "control character",
+		"https://user@corp:pw@r.example/": "%40",
+		"https://us er@r.example/":        "user part",
+		"https://u:p/w@r.example/":        "port",
+		"https://r.example:x/":            "port is not a number",
+		"https://r.example:99999/":        "1 and 65535",
+		"https://[::1/":                   "bracket",
+		"https://r.example/%zz":           "%",
+		"https://exa mple/":               "host",
+		"https:///path":                   "no host",
+		"http://r.example/":               "http is not allowed",
+		"ftp://r.example/":                "scheme",
+	} {
+		_, err := parseTarget(raw, &cfg)
+		if err == nil || !strings.Contains(err.Error(), fault) {
+			t.Errorf("%q: %v; want a word about %q", raw, err, fault)
+		}
+	}
+}
+
 // A URL that cannot be parsed must not be shown: it may hold a password and a
 // token wherever the parser stopped.
 func TestTargetErrorsShowNothingOfTheURL(t *testing.T) {
@@ -165,6 +203,10 @@ func TestTargetErrorsShowNothingOfTheURL(t *testing.T) {
 		"canary://canary",
 		"https://h/%xcanary",
 		"https://canary:canary@h:22/canary",
+		"https://canary@canary:canary@h/canary",
+		"canary/canary?canary",
+		"canary:8443/canary",
+		":canary",
 	} {
 		if _, err := parseTarget(raw, &cfg); err == nil {
 			t.Errorf("%q was accepted", raw)

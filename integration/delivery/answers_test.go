@@ -133,6 +133,60 @@ func TestHeadersThatCannotBeSent(t *testing.T) {
 	}
 }
 
+// A URL that nothing can be sent to ends its own delivery and says what to mend,
+// showing nothing of the URL.
+func TestURLsThatCannotBeSent(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	faults := map[string]string{}
+	for url, fault := range map[string]string{
+		"":                                   "empty",
+		"canary.example/canary":              "no scheme",
+		"canary.example:8443/canary":         "must begin with https://",
+		"//canary.example/canary":            "no scheme",
+		"1.2.3.4:443/canary":                 "no scheme",
+		"http://canary@canary:pw@h.example/": "%40",
+		"http://can ary@h.example/":          "user part",
+		"http://canary:p/w@h.example/":       "port",
+		"http://h.example:99999/canary":      "65535",
+		"http://h.example:25/canary":         "port 25",
+		"http://[::1/canary":                 "bracket",
+		"http://[canary]/":                   "IPv6",
+		"http://h.example/%zzcanary":         "%",
+		"http://can ary/":                    "host",
+		"http://can|ary/":                    "host",
+		"http://can%61ry/":                   "host",
+		"http:///canary":                     "no host",
+		"ftp://canary/":                      "scheme",
+		" http://h.example/canary":           "blanks",
+		"http://h.example/can\nary":          "control",
+		"http://127.1/canary":                "ends in a number",
+		"http://h.example\\@canary/":         "",
+		"http://" + strings.Repeat("canary.", 40) + "example/": "name",
+		"http://h.example/" + strings.Repeat("canary", 2000):   "8192",
+	} {
+		id := pgtest.Scan[string](t, db,
+			`insert into postern.outbox (event_type, payload, target_url) values ('a', '1', $1) returning message_id`, url)
+		faults[id] = fault
+	}
+	fleet.Start(t, fleet.Config(t, db))
+	settled(t, db)
+	for id, fault := range faults {
+		got := fate(t, db, id)
+		if got.Status != "dead" || *got.Reason != "invalid_url" || got.LastError == nil ||
+			!strings.Contains(*got.LastError, fault) || strings.Contains(*got.LastError, "canary") {
+			t.Errorf("%s: %s %s %s", fault, got.Status, text(got.Reason), text(got.LastError))
+		}
+	}
+}
+
+func text(s *string) string {
+	if s == nil {
+		return "null"
+	}
+	return *s
+}
+
 // This process's clock is wrong by ten minutes. It stamps signatures and nothing
 // else: deliveries are due, and leases run out, by the database's.
 func TestClockOfTheProcessIsWrong(t *testing.T) {
