@@ -27,7 +27,8 @@ func TestSettingsReachTheFrontDoor(t *testing.T) {
 	}
 	initial := fields()
 	changed := fields("--schema=hooks", "--database-url=postgres://other/shop",
-		"--receive-addr=127.0.0.1:1", "--receive-metrics-addr=127.0.0.1:2", "--receive-timeout=2s", "--receive-connections=3", "--receive-memory=4MiB")
+		"--receive-addr=127.0.0.1:1", "--receive-metrics-addr=127.0.0.1:2", "--receive-timeout=2s", "--receive-connections=3", "--receive-memory=4MiB",
+		"--receive-sender-connections=50", "--receive-per-address=5", "--receive-trusted-proxies=10.0.0.0/8", "--receive-client-header=X-Real-IP")
 	for field, value := range initial {
 		if changed[field] == value && !slices.Contains([]string{"ReloadInterval", "Cut", "Log"}, field) { // not from settings
 			t.Errorf("%s is %s whatever is set", field, value)

@@ -59,11 +59,15 @@ type logSettings struct {
 // receiveSettings are those of the front door. Its senders are rows of
 // postern.source.
 type receiveSettings struct {
-	ReceiveAddr        address       `setting:"" default:":8080" placeholder:"HOST:PORT" allowed:"host:port, such as 127.0.0.1:8080, or :8080 for every interface" group:"receiving" help:"Where postern receive listens for HTTP. Put what ends TLS in front of it."`
-	ReceiveMetricsAddr address       `setting:"" allowed:"host:port, such as 127.0.0.1:9465, or :9465 for every interface" computed:"not served" placeholder:"HOST:PORT" group:"receiving" help:"Where postern receive serves its metrics (/metrics). Health (/healthz, /readyz) is on POSTERN_RECEIVE_ADDR."`
-	ReceiveTimeout     time.Duration `setting:"" default:"3.5s" min:"500ms" max:"30s" placeholder:"DURATION" group:"receiving" help:"When a request is answered at the latest, whatever the database does. The strictest senders known wait for 5s."`
-	ReceiveConnections int           `setting:"" default:"8" min:"1" max:"200" placeholder:"N" group:"receiving" help:"Connections to Postgres. Four times as many requests may be written or wait at one time; others are told to come again."`
-	ReceiveMemory      byteSize      `setting:"" default:"64MiB" min:"1MiB" max:"16GiB" placeholder:"SIZE" group:"receiving" help:"Bytes of bodies in this process at one time. Senders beyond are told to come again. The process takes a few times as much."`
+	ReceiveAddr              address       `setting:"" default:":8080" placeholder:"HOST:PORT" allowed:"host:port, such as 127.0.0.1:8080, or :8080 for every interface" group:"receiving" help:"Where postern receive listens for HTTP. Put what ends TLS in front of it."`
+	ReceiveMetricsAddr       address       `setting:"" allowed:"host:port, such as 127.0.0.1:9465, or :9465 for every interface" computed:"not served" placeholder:"HOST:PORT" group:"receiving" help:"Where postern receive serves its metrics (/metrics). Health (/healthz, /readyz) is on POSTERN_RECEIVE_ADDR."`
+	ReceiveTimeout           time.Duration `setting:"" default:"3.5s" min:"500ms" max:"30s" placeholder:"DURATION" group:"receiving" help:"When a request is answered at the latest, whatever the database does. The strictest senders known wait for 5s."`
+	ReceiveConnections       int           `setting:"" default:"8" min:"1" max:"200" placeholder:"N" group:"receiving" help:"Connections to Postgres. Eight times as many requests may be written or wait at one time, shared fairly among sources and their senders; others are told to come again."`
+	ReceiveSenderConnections int           `setting:"" default:"2000" min:"10" max:"100000" placeholder:"N" group:"receiving" help:"Connections of senders at one time. When there is no room, an idle or slow one of the address that holds the most makes way. Each may take 32 KiB and a file descriptor."`
+	ReceivePerAddress        int           `setting:"" default:"200" min:"1" max:"100000" placeholder:"N" group:"receiving" help:"Connections and requests of one sender's address (for IPv6, of its /64) at one time. A proxy of POSTERN_RECEIVE_TRUSTED_PROXIES may have more connections."`
+	ReceiveTrustedProxies    networks      `setting:"" allowed:"CIDRs separated by commas, such as 10.0.0.0/8,fd00::/8" computed:"none" placeholder:"CIDR,..." group:"receiving" help:"Proxies and load balancers in front, whose POSTERN_RECEIVE_CLIENT_HEADER says who the sender is. Without any, all that a proxy passes on counts as one sender."`
+	ReceiveClientHeader      string        `setting:"" default:"X-Forwarded-For" allowed:"a header's name" placeholder:"NAME" group:"receiving" help:"Header in which trusted proxies say whom they speak for: one address, or a list to which each appends. Nobody else is believed."`
+	ReceiveMemory            byteSize      `setting:"" default:"64MiB" min:"1MiB" max:"16GiB" placeholder:"SIZE" group:"receiving" help:"Bytes of bodies in this process at one time. Senders beyond are told to come again. The process takes a few times as much."`
 }
 
 // listenSettings say where notifications are heard.

@@ -35,15 +35,25 @@ func newMetrics(s *Server) *metrics {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"outcome"}),
 	}
+	s.senders.closed = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "postern_receive_connections_closed_total",
+		Help: "Connections closed for want of room, by reason: no_room (a new one was turned away), gave_way (an idle or slow one of the address that held the most made room).",
+	}, []string{"reason"})
+	s.bodies.cut = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "postern_receive_bodies_cut_total",
+		Help: "Unfinished bodies that gave way to others for want of memory.",
+	})
+	m.registry.MustRegister(s.senders.closed, s.bodies.cut)
 	m.registry.MustRegister(m.received, m.answered, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	read := func(name, help string, f func() float64) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f))
 	}
-	read("postern_receive_memory_bytes", "Bytes of bodies in this process.", func() float64 { return float64(s.budget.used.Load()) })
-	read("postern_receive_memory_limit_bytes", "How many there may be.", func() float64 { return float64(s.budget.limit) })
-	read("postern_receive_writes", "Requests that are being written, or wait for a connection.", func() float64 { return float64(len(s.slots)) })
-	read("postern_receive_writes_limit", "How many there may be.", func() float64 { return float64(cap(s.slots)) })
-	read("postern_receive_connections", "Open connections of senders.", func() float64 { return float64(s.connections.Load()) })
+	read("postern_receive_memory_bytes", "Bytes of bodies in this process.", func() float64 { return float64(s.bodies.bytesUsed()) })
+	read("postern_receive_memory_limit_bytes", "How many there may be.", func() float64 { return float64(s.bodies.limit) })
+	read("postern_receive_writes", "Requests that are being written, or wait for a connection.", func() float64 { return float64(s.slots.inUse()) })
+	read("postern_receive_writes_limit", "How many there may be.", func() float64 { return float64(s.slots.limit) })
+	read("postern_receive_connections", "Open connections of senders.", func() float64 { return float64(s.senders.count()) })
+	read("postern_receive_connections_limit", "How many there may be.", func() float64 { return float64(s.senders.limit) })
 	read("postern_sources_age_seconds", "How long ago the sources were read with success; -1 before the first time.", func() float64 {
 		if at := s.readAt.Load(); at != 0 {
 			return time.Since(time.Unix(0, at)).Seconds()

@@ -7,6 +7,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,12 +19,14 @@ const (
 	headerTimeout  = 2 * time.Second
 	idleTimeout    = 75 * time.Second // above the minute that proxies keep theirs
 	maxHeaderBytes = 32 << 10
-	maxConnections = 2000
 	reportInterval = 10 * time.Second
 	// writersPerConnection is how many requests may be at the pool for each of
-	// its connections: enough to keep them busy, few enough to be served in
-	// time.
-	writersPerConnection = 4
+	// its connections: enough for one sender's share to keep them busy, few
+	// enough to be served in time.
+	writersPerConnection = 8
+	// slowShare of the time for reading is after how much of it a request that
+	// is still coming makes way when room is short.
+	slowShare = 5
 )
 
 // Config is everything the front door is told. Durations and sizes have no
@@ -34,11 +37,15 @@ type Config struct {
 	Address     string // where to listen, host:port
 	MetricsAddr string // where /metrics is served; empty: nowhere
 
-	Timeout        time.Duration // from a request's header to its answer; its body may take all but a second of it
-	Connections    int           // to Postgres
-	Memory         int64         // bytes of bodies at one time
-	ReloadInterval time.Duration // between two readings of the sources, when no notification comes
-	ShutdownGrace  time.Duration // for requests in flight when ctx ends
+	Timeout        time.Duration  // from a request's header to its answer; its body may take all but a second of it
+	Connections    int            // to Postgres
+	Memory         int64          // bytes of bodies at one time
+	MaxSenders     int            // connections of senders
+	PerAddress     int            // of these, and requests at one time, of one address
+	TrustedProxies []netip.Prefix // whose ClientHeader is believed
+	ClientHeader   string         // where they say who asked them
+	ReloadInterval time.Duration  // between two readings of the sources, when no notification comes
+	ShutdownGrace  time.Duration  // for requests in flight when ctx ends
 
 	// Cut, when closed, ends the grace at once. May be nil.
 	Cut <-chan struct{}
@@ -51,14 +58,15 @@ type Server struct {
 	cfg      Config
 	store    *store
 	sources  atomic.Pointer[map[string]*source] // by path; nil until they have been read once
-	slots    chan struct{}                      // writes at one time
-	budget   budget
+	proxies  proxies
+	senders  *connections
+	slots    *slots // writes at one time
+	bodies   *bodies
 	report   report
 	metrics  *metrics
 	draining atomic.Bool
 
-	connections atomic.Int64 // of senders
-	readAt      atomic.Int64 // when the sources were last read, in Unix nanoseconds
+	readAt atomic.Int64 // when the sources were last read, in Unix nanoseconds
 }
 
 // Run listens on Config.Address and serves until ctx ends.
@@ -85,14 +93,7 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener) error {
 		return fmt.Errorf("connect: %w", err)
 	}
 	defer store.pool.Close()
-	s := &Server{
-		cfg:    cfg,
-		store:  store,
-		slots:  make(chan struct{}, writersPerConnection*cfg.Connections),
-		budget: budget{limit: cfg.Memory},
-		report: report{log: cfg.Log, counts: make(map[string]map[string]int), last: make(map[string]error)},
-	}
-	s.metrics = newMetrics(s)
+	s := newServer(cfg, store, listener)
 	var background sync.WaitGroup
 	defer background.Wait()
 	defer end()
@@ -108,12 +109,33 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener) error {
 		})
 	}
 	background.Go(func() { s.report.run(known, reportInterval) })
-	return s.serve(ctx, known, listener)
+	return s.serve(ctx, known)
+}
+
+func newServer(cfg Config, store *store, listener net.Listener) *Server {
+	s := &Server{
+		cfg:     cfg,
+		store:   store,
+		proxies: proxies{cfg.TrustedProxies, cfg.ClientHeader},
+		slots:   newSlots(writersPerConnection * cfg.Connections),
+		report:  report{log: cfg.Log, counts: make(map[string]map[string]int), last: make(map[string]error)},
+	}
+	slow := s.readTimeout() / slowShare
+	s.senders = &connections{
+		Listener: listener, limit: cfg.MaxSenders, perAddress: cfg.PerAddress, slow: slow, proxies: s.proxies,
+		open: make(map[*connection]struct{}), by: make(map[client]int),
+	}
+	s.bodies = &bodies{
+		limit: cfg.Memory, perClient: cfg.PerAddress, slow: slow,
+		bytes: make(map[client]int64), requests: make(map[client]int), coming: make(map[*body]struct{}),
+	}
+	s.metrics = newMetrics(s)
+	return s
 }
 
 // serve runs until ctx ends, the schema turns out to be wrong, or the listener
 // breaks.
-func (s *Server) serve(ctx, known context.Context, listener net.Listener) error {
+func (s *Server) serve(ctx, known context.Context) error {
 	server := &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: headerTimeout,
@@ -121,6 +143,8 @@ func (s *Server) serve(ctx, known context.Context, listener net.Listener) error 
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          log.New(s.cfg.Log, "", 0),
+		ConnState:         s.senders.state,
+		ConnContext:       s.senders.remember,
 	}
 	ended := make(chan error, 2)
 	watching, stopWatching := context.WithCancel(known)
@@ -130,10 +154,8 @@ func (s *Server) serve(ctx, known context.Context, listener net.Listener) error 
 			ended <- err
 		}
 	})
-	loops.Go(func() {
-		ended <- server.Serve(&limited{Listener: listener, limit: maxConnections, open: &s.connections})
-	})
-	s.cfg.Log.Info().Str("address", listener.Addr().String()).Msg("receiving")
+	loops.Go(func() { ended <- server.Serve(s.senders) })
+	s.cfg.Log.Info().Str("address", s.senders.Addr().String()).Msg("receiving")
 
 	var err error
 	select {
@@ -165,37 +187,4 @@ func (s *Server) serve(ctx, known context.Context, listener net.Listener) error 
 // readTimeout leaves the write a second, or half of a short Timeout.
 func (s *Server) readTimeout() time.Duration {
 	return max(s.cfg.Timeout-time.Second, s.cfg.Timeout/2)
-}
-
-// limited turns connections away at once when there are too many. Leaving them
-// in the kernel's queue would let their senders wait for nothing.
-type limited struct {
-	net.Listener
-	limit int64
-	open  *atomic.Int64
-}
-
-func (l *limited) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if l.open.Add(1) <= l.limit {
-			return &counted{Conn: conn, open: l.open}, nil
-		}
-		l.open.Add(-1)
-		_ = conn.Close() // nothing was promised
-	}
-}
-
-type counted struct {
-	net.Conn
-	open *atomic.Int64
-	once sync.Once
-}
-
-func (c *counted) Close() error {
-	c.once.Do(func() { c.open.Add(-1) })
-	return c.Conn.Close()
 }

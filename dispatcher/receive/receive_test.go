@@ -55,6 +55,7 @@ func open(t *testing.T, url string, change func(*receive.Config)) *door {
 	config := receive.Config{
 		DatabaseURL: url, Schema: "postern",
 		Timeout: 3500 * time.Millisecond, Connections: 4, Memory: 64 << 20,
+		MaxSenders: 2000, PerAddress: 200, ClientHeader: "X-Forwarded-For",
 		ReloadInterval: time.Second, ShutdownGrace: 5 * time.Second,
 		Log: zerolog.New(d.log),
 	}
@@ -416,7 +417,7 @@ func serveUnfit(t *testing.T, url string) error {
 		t.Fatal(err)
 	}
 	return receive.Serve(t.Context(), receive.Config{
-		DatabaseURL: url, Schema: "postern", Timeout: time.Second, Connections: 1, Memory: 1 << 20,
+		DatabaseURL: url, Schema: "postern", Timeout: time.Second, Connections: 1, Memory: 1 << 20, MaxSenders: 100, PerAddress: 100,
 		ReloadInterval: time.Second, ShutdownGrace: time.Second, Log: zerolog.Nop(),
 	}, listener)
 }
@@ -518,7 +519,7 @@ func TestMetrics(t *testing.T) {
 		`postern_received_total{outcome="refused",source=""} 1`,
 		`postern_receive_seconds_count{outcome="accepted"} 1`,
 		"postern_receive_memory_bytes 0\n",
-		"postern_receive_writes_limit 16\n",
+		"postern_receive_writes_limit 32\n",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the metrics lack %s", want)

@@ -55,29 +55,36 @@ func (s *Server) find(r *http.Request) (*source, error) {
 
 // receive returns when the event is committed.
 func (s *Server) receive(ctx context.Context, w http.ResponseWriter, r *http.Request, source *source) (fresh bool, err error) {
+	from := sender{source.name, s.proxies.client(r)}
 	// Early, before anything is read: a sender that must come again loses
 	// nothing but a header.
-	if len(s.slots) == cap(s.slots) || !s.budget.fits(max(r.ContentLength, 1)) {
+	if !s.slots.free(from) {
 		return false, errOverloaded
 	}
-	body := &metered{ReadCloser: r.Body, budget: &s.budget}
+	body := s.bodies.open(from.client, r.ContentLength, r.Body, func() {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // cannot fail where it did not before
+	})
+	if body == nil {
+		return false, errOverloaded
+	}
 	defer body.give()
 	r.Body = body
+	mark(r.Context(), true, false)
 	event, err := source.intake.Read(w, r)
 	if err != nil {
 		return false, err
 	}
+	body.whole()
+	mark(r.Context(), true, true)
 	message, err := source.message(event)
 	if err != nil {
 		return false, err
 	}
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-		return s.store.write(ctx, message)
-	default:
+	if !s.slots.acquire(from) {
 		return false, errOverloaded
 	}
+	defer s.slots.release(from)
+	return s.store.write(ctx, message)
 }
 
 // Outcomes, as the Postern-Outcome header, the log and the documentation call

@@ -234,7 +234,7 @@ func TestBudget(t *testing.T) {
 	db := pgtest.DB(t)
 	db.Exec(shop)
 	const room = 200 << 10 // less than what net/http reads of a body that nobody wants
-	d := open(t, db.URL, func(c *receive.Config) { c.Memory, c.Timeout = room, time.Minute }).ready()
+	d := open(t, db.URL, func(c *receive.Config) { c.Memory, c.Timeout = room, 10*time.Minute }).ready()
 
 	promise := d.dripping("/shop", "promise", strings.Repeat("x", room/2))
 	promise.write(1)
