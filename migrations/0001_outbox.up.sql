@@ -69,7 +69,7 @@ forty times as slow. No dot in a message_id: it separates id, time and body in
 the signed bytes. */
 
 create function postern.check_message() returns trigger
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   broken constant text := case
@@ -106,7 +106,7 @@ before insert on postern.outbox
 for each row execute function postern.check_message();
 
 create function postern.refuse_update() returns trigger
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   raise exception 'postern.outbox is append-only: a message is not changed once written'
@@ -153,7 +153,7 @@ create function postern.enqueue(
   in  max_attempts    integer     default null,
   out is_new          boolean
 )
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare

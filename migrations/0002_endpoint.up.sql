@@ -13,25 +13,23 @@ quotes: what it means there is for the caller's standard_conforming_strings to s
 
 create function postern.origin(target_url text) returns text
 language sql immutable parallel safe
-as $$
-  select coalesce(
-    (select lower(part[1] collate "C") || '://' || lower(host collate "C")
-         || case
-              when port is null then ''
-              when lower(part[1] collate "C") = 'http' and port = 80 then ''
-              when lower(part[1] collate "C") = 'https' and port = 443 then ''
-              else ':' || port
-            end
-       from regexp_match(
-              case when octet_length(target_url) <= 8192 then target_url end,
-              $re$^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)$re$,
-              'i') as part,
-            regexp_replace(part[2], '[.]$', '') as host,
-            cast(nullif(part[3], '') as bigint) as port
-      where octet_length(host) between 1 and 253
-        and coalesce(port between 1 and 65535, true)),
-    'invalid')
-$$;
+return coalesce(
+  (select lower(part[1] collate "C") || '://' || lower(host collate "C")
+       || case
+            when port is null then ''
+            when lower(part[1] collate "C") = 'http' and port = 80 then ''
+            when lower(part[1] collate "C") = 'https' and port = 443 then ''
+            else ':' || port
+          end
+     from regexp_match(
+            case when octet_length(target_url) <= 8192 then target_url end,
+            $re$^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)$re$,
+            'i') as part,
+          regexp_replace(part[2], '[.]$', '') as host,
+          cast(nullif(part[3], '') as bigint) as port
+    where octet_length(host) between 1 and 253
+      and coalesce(port between 1 and 65535, true)),
+  'invalid');
 
 /* Nearly every URL is spelled as its origin is, and then cutting it out costs a
 tenth. The planner writes this function's text into the statement that calls it,
@@ -39,15 +37,13 @@ which it would not with a subquery in it. */
 
 create function postern.destination(target_url text) returns text
 language sql immutable parallel safe
-as $$
-  select case
-           when target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
-                and octet_length(target_url) <= 8192
-                and octet_length(split_part(target_url, '/', 3)) <= 240
-           then split_part(target_url, '/', 1) || '//' || split_part(target_url, '/', 3)
-           else postern.origin(target_url)
-         end
-$$;
+return case
+         when target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
+              and octet_length(target_url) <= 8192
+              and octet_length(split_part(target_url, '/', 3)) <= 240
+         then split_part(target_url, '/', 1) || '//' || split_part(target_url, '/', 3)
+         else postern.origin(target_url)
+       end;
 
 comment on function postern.origin(text) is 'What postern.destination does with a URL that is not in its origin''s own spelling.';
 comment on function postern.destination(text) is 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
@@ -61,7 +57,7 @@ endpoint an operator: a function called for each of 500 endpoints cost as much
 as writing their deliveries. */
 
 create function postern.patterns(event_type text) returns text[]
-language plpgsql immutable parallel safe
+language plpgsql immutable parallel safe set search_path = pg_catalog, pg_temp
 as $$
 declare
   parts text[] := string_to_array(event_type, '.');
@@ -76,9 +72,7 @@ $$;
 
 create function postern.subscribes(event_types text[], event_type text) returns boolean
 language sql immutable parallel safe
-as $$
-  select event_types && postern.patterns(event_type)
-$$;
+return event_types && postern.patterns(event_type);
 
 revoke execute on function postern.patterns(text) from public;
 
@@ -94,9 +88,7 @@ entropy as it has room for. No extension is needed. */
 
 create function postern.new_secret() returns text
 language sql volatile
-as $$
-  select 'whsec_' || encode(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 'base64')
-$$;
+return 'whsec_' || encode(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 'base64');
 
 /* Whether custom headers can be sent: an object of at most 20 strings, each
 name a token of at most 64 bytes that is not reserved in any case, with _ for -
@@ -104,23 +96,21 @@ or not, and not there twice; each value at most 4096 bytes of printable ASCII. *
 
 create function postern.sendable_headers(headers jsonb) returns boolean
 language sql immutable parallel safe
-as $$
-  select case
-           when headers is null then true
-           when jsonb_typeof(headers) <> 'object' then false
-           else (select count(*) <= 20
-                        and count(distinct h.folded) = count(*)
-                        and coalesce(bool_and(
-                              jsonb_typeof(h.value) = 'string'
-                              and octet_length(h.name) <= 64
-                              and h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
-                              and octet_length(h.value #>> '{}') <= 4096
-                              and h.value #>> '{}' ~ '^[ -~]*$'
-                              and h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'), true)
-                   from (select key as name, value, translate(lower(key collate "C"), '_', '-') as folded
-                           from jsonb_each(headers)) h)
-         end
-$$;
+return case
+         when headers is null then true
+         when jsonb_typeof(headers) <> 'object' then false
+         else (select count(*) <= 20
+                      and count(distinct h.folded) = count(*)
+                      and coalesce(bool_and(
+                            jsonb_typeof(h.value) = 'string'
+                            and octet_length(h.name) <= 64
+                            and h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
+                            and octet_length(h.value #>> '{}') <= 4096
+                            and h.value #>> '{}' ~ '^[ -~]*$'
+                            and h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'), true)
+                 from (select key as name, value, translate(lower(key collate "C"), '_', '-') as folded
+                         from jsonb_each(headers)) h)
+       end;
 
 revoke execute on function postern.new_secret(), postern.sendable_headers(jsonb) from public;
 
@@ -207,7 +197,7 @@ comment on column postern.endpoint.capped_since is
 Whoever changes an endpoint, by whatever statement, the same things follow. */
 
 create function postern.complete_endpoint() returns trigger
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   if new.max_in_flight is null then
@@ -242,7 +232,7 @@ for each row execute function postern.complete_endpoint();
 announces the change: whoever hears it looks at its destinations at once. */
 
 create function postern.announce_endpoint() returns trigger
-language plpgsql security definer set search_path = ''
+language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   change text;
@@ -299,18 +289,18 @@ create function postern.add_endpoint(
   url text, event_types text[] default '{*}', tenant text default '', style text default 'standard',
   headers jsonb default null, max_in_flight integer default null, rate_limit double precision default null,
   out id bigint, out secret text)
-language sql security definer set search_path = ''
-as $$
+language sql security definer set search_path = pg_catalog, pg_temp
+begin atomic
   insert into postern.endpoint as e (url, event_types, tenant, style, headers, max_in_flight, rate_limit)
   values ($1, $2, $3, $4, $5, $6, $7)
-  returning e.id, e.secret
-$$;
+  returning e.id, e.secret;
+end;
 
 /* Gives an endpoint a new secret and returns it. For the overlap, messages are
 signed with the new and the old one. */
 
 create function postern.rotate_secret(endpoint_id bigint, overlap interval default '1 day') returns text
-language plpgsql security definer set search_path = ''
+language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   fresh text := postern.new_secret();

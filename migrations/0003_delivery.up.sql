@@ -74,7 +74,7 @@ create index delivery_resting
 whoever sends it now has lost it. */
 
 create function postern.end_lease() returns trigger
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   new.leased_until := null;
@@ -97,7 +97,7 @@ comment on function postern.end_lease() is
 to say since when it is dead, whoever made it so. */
 
 create function postern.note_death() returns trigger
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   new.next_attempt_at := now();
@@ -171,7 +171,7 @@ outside of transactions: a row would make producers wait for each other. */
 create sequence postern.wake_after minvalue 0 start 0;
 
 create function postern.fan_out() returns trigger
-language plpgsql security definer set search_path = ''
+language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   due      constant timestamptz := greatest(now(), new.deliver_after);

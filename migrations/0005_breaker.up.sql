@@ -61,21 +61,17 @@ comment on column postern.breaker.forced is
 
 create function postern.passes(breaker postern.breaker) returns boolean
 language sql stable parallel safe
-as $$
-  select case
-           when breaker.forced is not null and coalesce(breaker.forced_until > now(), true) then breaker.forced = 'closed'
-           else coalesce(breaker.state in ('closed', 'throttled'), true) and coalesce(breaker.hold_until <= now(), true)
-         end
-$$;
+return case
+         when breaker.forced is not null and coalesce(breaker.forced_until > now(), true) then breaker.forced = 'closed'
+         else coalesce(breaker.state in ('closed', 'throttled'), true) and coalesce(breaker.hold_until <= now(), true)
+       end;
 
 /* How long a breaker stays open that has tripped so many times before: doubled
 with each, at most longest, give or take a fifth. */
 
 create function postern.cooldown(trips integer, base interval, longest interval) returns interval
 language sql volatile parallel safe
-as $$
-  select least(longest, base * power(2, least(trips, 30))) * (0.8 + 0.4 * random())
-$$;
+return least(longest, base * power(2, least(trips, 30))) * (0.8 + 0.4 * random());
 
 /* Completes what a change of state needs, so that an update by hand is as good
 as one of ours: `update postern.breaker set state = 'open'` is enough. A door that
@@ -83,7 +79,7 @@ an operator has shut closes its breaker when he opens it, or when his time is up
 what has gathered behind it comes back little by little too. */
 
 create function postern.complete_breaker() returns trigger
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   if tg_op = 'UPDATE' then
@@ -134,7 +130,7 @@ only sessions that have said `set outbox.notify = on` announce, as dispatchers d
 the change is in force all the same, since every claim reads the row. */
 
 create function postern.announce_breaker() returns trigger
-language plpgsql security definer set search_path = ''
+language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   door postern.breaker := coalesce(new, old);
@@ -178,20 +174,20 @@ revoke execute on function postern.complete_breaker(), postern.announce_breaker(
 
 create function postern.open_breaker(destination text, reason text default null, "for" interval default null) returns void
 language sql
-as $$
+begin atomic
   insert into postern.breaker as b (destination, forced, forced_until, reason)
   values ($1, 'open', now() + $3, $2)
       on conflict on constraint breaker_pkey do update
-     set forced = 'open', forced_until = excluded.forced_until, reason = excluded.reason
-$$;
+     set forced = 'open', forced_until = excluded.forced_until, reason = excluded.reason;
+end;
 
 create function postern.close_breaker(destination text, reason text default null) returns void
 language sql
-as $$
+begin atomic
   update postern.breaker b
      set state = 'closed', forced = null, forced_until = null, hold_until = null, trips = 0, reason = $2
-   where b.destination = $1
-$$;
+   where b.destination = $1;
+end;
 
 comment on function postern.open_breaker(text, text, interval) is
   'Stops sending to a destination, for so long or until it is closed: select postern.open_breaker(''https://example.com'', ''maintenance'', ''2 hours'').';

@@ -47,9 +47,7 @@ The endpoint that a destination names, null for an origin. */
 
 create function postern.endpoint_of(destination text) returns bigint
 language sql immutable parallel safe
-as $$
-  select case when destination ~ '^ep_[0-9]{1,18}$' then substr(destination, 4)::bigint end
-$$;
+return case when destination ~ '^ep_[0-9]{1,18}$' then substr(destination, 4)::bigint end;
 
 /* ----------------------------------------------------------------- governed
 
@@ -59,26 +57,22 @@ Null when it is not coming back. */
 
 create function postern.ramp_share(breaker postern.breaker, ramp interval) returns integer
 language sql stable parallel safe
-as $$
-  select case
-           when breaker.state = 'closed'
-            and breaker.closed_at > now() - ramp
-            and ramp > interval '0' -- closed_at may lie after now(), when our transaction began first
-            and (breaker.forced is null or breaker.forced_until <= now())
-           then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
-         end
-$$;
+return case
+         when breaker.state = 'closed'
+          and breaker.closed_at > now() - ramp
+          and ramp > interval '0' -- closed_at may lie after now(), when our transaction began first
+          and (breaker.forced is null or breaker.forced_until <= now())
+         then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
+       end;
 
 /* Whether claims for a destination must be counted over all dispatchers. Of
 either there may be no row. */
 
 create function postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) returns boolean
 language sql stable parallel safe
-as $$
-  select endpoint.max_in_flight is not null
-      or endpoint.rate_limit is not null
-      or postern.ramp_share(breaker, ramp) is not null
-$$;
+return endpoint.max_in_flight is not null
+    or endpoint.rate_limit is not null
+    or postern.ramp_share(breaker, ramp) is not null;
 
 revoke execute on function
   postern.endpoint_of(text),

@@ -16,22 +16,20 @@ create function postern.waits_for(
   forced text, forced_until timestamptz, state text, retry_at timestamptz, hold_until timestamptz, database_shut boolean
 ) returns text
 language sql stable parallel safe
-as $$
-  select case
-           when leased_until >= now() then 'in flight'
-           when endpoint_status <> 'active' then 'endpoint ' || endpoint_status
-           when forced = 'open' and coalesce(forced_until > now(), true) then 'breaker forced open'
-           when forced = 'closed' and coalesce(forced_until > now(), true) then
-             case when next_attempt_at <= now() then 'due' when attempts > 0 then 'backoff' else 'scheduled' end
-           when state in ('open', 'half_open') and retry_at > now() then 'breaker open'
-           when state in ('open', 'half_open') then 'breaker probing'
-           when hold_until > now() then 'retry-after'
-           when next_attempt_at > now() and attempts > 0 then 'backoff'
-           when next_attempt_at > now() then 'scheduled'
-           when database_shut then 'database breaker'
-           else 'due'
-         end
-$$;
+return case
+         when leased_until >= now() then 'in flight'
+         when endpoint_status <> 'active' then 'endpoint ' || endpoint_status
+         when forced = 'open' and coalesce(forced_until > now(), true) then 'breaker forced open'
+         when forced = 'closed' and coalesce(forced_until > now(), true) then
+           case when next_attempt_at <= now() then 'due' when attempts > 0 then 'backoff' else 'scheduled' end
+         when state in ('open', 'half_open') and retry_at > now() then 'breaker open'
+         when state in ('open', 'half_open') then 'breaker probing'
+         when hold_until > now() then 'retry-after'
+         when next_attempt_at > now() and attempts > 0 then 'backoff'
+         when next_attempt_at > now() then 'scheduled'
+         when database_shut then 'database breaker'
+         else 'due'
+       end;
 
 comment on function postern.waits_for(timestamptz, timestamptz, integer, text, text, timestamptz, text, timestamptz, timestamptz, boolean) is
   'Why a pending delivery is not sent now: in flight, endpoint paused, endpoint disabled, endpoint deleted, breaker forced open, breaker open, breaker probing, retry-after, backoff, scheduled, database breaker, or due: a free slot and its turn.';
@@ -125,7 +123,7 @@ before most of a large one. `set outbox.replay_rate = 1000` changes the rate, 0 
 and next_attempt_at in the same update says it row by row. */
 
 create function postern.next_turn() returns timestamptz
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   turn bigint := coalesce(nullif(current_setting('outbox.turn', true), '')::bigint, 0);
@@ -147,7 +145,7 @@ trigger on a view has no transition table, and counting in a table would make
 rows of its own. */
 
 create function postern.note_change(kind text) returns void
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform set_config('outbox.count_' || kind,
@@ -156,7 +154,7 @@ end
 $$;
 
 create function postern.replay_delivery(wanted postern.message, at timestamptz) returns bigint
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   fresh bigint;
@@ -177,7 +175,7 @@ $$;
 against retention; what the next statement reads is newer than the lock. */
 
 create function postern.replay_delivered(wanted postern.message, at timestamptz) returns bigint
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   fresh bigint;
@@ -202,7 +200,7 @@ end
 $$;
 
 create function postern.replay_unsent(wanted postern.message, at timestamptz) returns bigint
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   fresh bigint;
@@ -230,7 +228,7 @@ $$;
 way meanwhile is waited for, for its milliseconds, and then seen. */
 
 create function postern.change_delivery(was postern.message, wanted postern.message) returns bigint
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   changed bigint;
@@ -270,7 +268,7 @@ one made for the status in hand may walk a partial index, which on a statement
 of many rows is quadratic. */
 
 create function postern.change_message() returns trigger
-language plpgsql security definer set search_path = '' set plan_cache_mode = force_generic_plan
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 as $$
 declare
   kind text;
@@ -335,7 +333,7 @@ end
 $$;
 
 create function postern.begin_change() returns trigger
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform set_config('outbox.count_' || kind, '', true)
@@ -345,7 +343,7 @@ end
 $$;
 
 create function postern.end_change() returns trigger
-language plpgsql security definer set search_path = ''
+language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   changes text;

@@ -9,7 +9,7 @@ to write an update. Each runs with the rights of its caller and returns how
 many deliveries it changed. */
 
 create function postern.replay(message_id text, destination text default null) returns bigint
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare n bigint;
 begin
@@ -22,7 +22,7 @@ end
 $$;
 
 create function postern.cancel(message_id text, destination text default null, reason text default null) returns bigint
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare n bigint;
 begin
@@ -35,7 +35,7 @@ end
 $$;
 
 create function postern.hold(message_id text, destination text default null, reason text default null) returns bigint
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare n bigint;
 begin
@@ -48,7 +48,7 @@ end
 $$;
 
 create function postern.release(message_id text, destination text default null) returns bigint
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare n bigint;
 begin
@@ -61,7 +61,7 @@ end
 $$;
 
 create function postern.reschedule(message_id text, at timestamptz, destination text default null) returns bigint
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare n bigint;
 begin
@@ -92,17 +92,22 @@ behind more than a batch.
 The key is walked in windows, wider while looking is quick: a condition on a
 column that is not in the key would otherwise read all messages for each batch.
 Within a window everything is looked up by key, whatever the planner believes
-of the condition. */
+of the condition.
 
-create function postern.look_up_by_key() returns void
+A procedure that commits cannot have a `set` clause. So each of its
+transactions begins by setting what the functions here set for themselves: the
+condition sees no schema but pg_catalog, and names of others are qualified. */
+
+create function postern.begin_batch() returns void
 language sql
-as $$
-  select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit']) as name
-$$;
+begin atomic
+  select set_config('search_path', 'pg_catalog, pg_temp', true);
+  select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit']) as name;
+end;
 
-comment on function postern.look_up_by_key() is
-  'Lets the rest of this transaction find rows by key alone. Used by postern.replay_batches.';
-revoke execute on function postern.look_up_by_key() from public;
+comment on function postern.begin_batch() is
+  'Lets the rest of this transaction find rows by key alone, and names in pg_catalog alone. Used by postern.replay_batches.';
+revoke execute on function postern.begin_batch() from public;
 
 create procedure postern.replay_batches(predicate text, batch integer default 500, patience interval default '1 minute')
 language plpgsql
@@ -114,17 +119,17 @@ declare
   width bigint := 1000;
   n bigint;
   total bigint := 0;
-  began timestamptz;
+  began timestamp with time zone;
 begin
+  perform postern.begin_batch();
   if batch is null or batch < 1 then
     raise exception 'a batch has at least one message' using errcode = 'invalid_parameter_value';
   end if;
-  perform postern.look_up_by_key();
   after := (select least((select min(o.id) from postern.outbox o), (select min(d.outbox_id) from postern.delivery d)) - 1);
   last := (select greatest((select max(o.id) from postern.outbox o), (select max(d.outbox_id) from postern.delivery d)));
   while after < last loop
     began := clock_timestamp();
-    perform postern.look_up_by_key();
+    perform postern.begin_batch();
     execute format('select array_agg(outbox_id order by outbox_id) from (select distinct outbox_id from postern.message
                      where (%s) and outbox_id > $1 and outbox_id <= $2 order by outbox_id limit $3) x', predicate)
        into ids using after, after + width, batch;
@@ -150,7 +155,7 @@ begin
     total := total + n;
     raise notice '% replayed, up to message %', total, ids[cardinality(ids)];
     began := clock_timestamp();
-    perform postern.look_up_by_key();
+    perform postern.begin_batch();
     while clock_timestamp() < began + patience and exists (
             select from unnest(ids) as x (id)
               join postern.delivery d on d.outbox_id = x.id
@@ -158,7 +163,7 @@ begin
     loop
       perform pg_sleep(0.2);
       commit;
-      perform postern.look_up_by_key();
+      perform postern.begin_batch();
     end loop;
   end loop;
 end
@@ -171,7 +176,7 @@ comment on procedure postern.replay_batches(text, integer, interval) is
 triggers of endpoints and breakers keep the journal. */
 
 create function postern.pause(destination text, reason text default null) returns void
-language plpgsql security definer set search_path = ''
+language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   if $1 ~ '^ep_[0-9]{1,18}$' then
@@ -193,7 +198,7 @@ end
 $$;
 
 create function postern.resume(destination text) returns void
-language plpgsql security definer set search_path = ''
+language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
   if $1 ~ '^ep_[0-9]{1,18}$' then
@@ -226,7 +231,7 @@ thirty look-ups. Transactions that committed late lie up to their own duration
 before it: take a wider range and compare created_at as well. */
 
 create function postern.outbox_id_since(since timestamptz) returns bigint
-language plpgsql stable security definer set search_path = ''
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   low bigint := coalesce((select min(o.id) from postern.outbox o), 0);

@@ -49,7 +49,7 @@ returns table (
   destination text, due bigint, waiting bigint, counted boolean,
   oldest_due_at timestamptz, next_due_at timestamptz, endpoint_id bigint, attempts integer
 )
-language plpgsql security definer set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set jit = off
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   stop_counting timestamptz := clock_timestamp() + budget;
@@ -94,7 +94,7 @@ $$;
 /* What the planner believes, which costs no more than planning. */
 
 create function postern.estimate_backlog(destination text, comparison text) returns bigint
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   plan json;
@@ -119,8 +119,8 @@ them. */
 create function postern.sample_throughput()
 returns table (destination text, delivered bigint, failed bigint, per_second numeric)
 language sql stable security definer
-set search_path = '' set enable_bitmapscan = on set enable_seqscan = off set enable_indexscan = off set jit = off
-as $$
+set search_path = pg_catalog, pg_temp set enable_bitmapscan = on set enable_seqscan = off set enable_indexscan = off set jit = off
+begin atomic
   select r.destination,
          count(*) filter (where r.outcome = 'delivered'),
          count(*) filter (where r.outcome <> 'delivered'),
@@ -132,8 +132,8 @@ as $$
                     from postern.attempt k
                    where k.started_at > now() - interval '1 minute'
                    limit 20000) a) r
-   group by r.destination
-$$;
+   group by r.destination;
+end;
 
 comment on function postern.sample_throughput() is
   'What was delivered within a minute, per destination, from 20,000 attempts at most.';

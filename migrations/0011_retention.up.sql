@@ -27,7 +27,7 @@ comment on table postern.retention is
 create function postern.retain(what text, keep interval, keep_dead interval, batch integer)
 returns table (looked integer, gone integer, ended boolean)
 language plpgsql security definer
-set search_path = '' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan
 as $$
 declare
   at bigint;
@@ -70,7 +70,7 @@ snapshot: whoever replays it locks it as well. */
 create function postern.retain_messages(
   place bigint, before timestamptz, dead_before timestamptz, batch integer,
   out at bigint, out looked integer, out gone integer, out ended boolean)
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   ids bigint[];
@@ -121,7 +121,7 @@ order of messages; a batch may end in the midst of one, where the next goes on. 
 create function postern.retain_attempts(
   place bigint, before timestamptz, batch integer,
   out at bigint, out looked integer, out gone integer, out ended boolean)
-language plpgsql
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   select max(x.outbox_id), count(*) into at, looked

@@ -70,7 +70,7 @@ the table again by themselves as well. It fails nobody: NOTIFY forbids PREPARE
 TRANSACTION, and fails a commit when its queue is full. */
 
 create function postern.announce_source() returns trigger
-language plpgsql set search_path = ''
+language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 begin
   if current_setting('max_prepared_transactions')::integer = 0

@@ -14,294 +14,29 @@ CREATE DOMAIN postern.delivery_status AS text
 CREATE DOMAIN postern.due_time AS timestamp with time zone
 	CONSTRAINT "next_attempt_at is finite" CHECK (isfinite(VALUE));
 
-CREATE FUNCTION postern.add_endpoint(url text, event_types text[] DEFAULT '{*}'::text[], tenant text DEFAULT ''::text, style text DEFAULT 'standard'::text, headers jsonb DEFAULT NULL::jsonb, max_in_flight integer DEFAULT NULL::integer, rate_limit double precision DEFAULT NULL::double precision, OUT id bigint, OUT secret text) RETURNS record
-    LANGUAGE sql SECURITY DEFINER
-    SET search_path TO ''
-    AS $_$
-  insert into postern.endpoint as e (url, event_types, tenant, style, headers, max_in_flight, rate_limit)
-  values ($1, $2, $3, $4, $5, $6, $7)
-  returning e.id, e.secret
-$_$;
+CREATE FUNCTION postern.origin(target_url text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN COALESCE((SELECT (((lower((part.part[1] COLLATE "C")) || '://'::text) || lower((host.host COLLATE "C"))) || CASE WHEN (port.port IS NULL) THEN ''::text WHEN ((lower((part.part[1] COLLATE "C")) = 'http'::text) AND (port.port = 80)) THEN ''::text WHEN ((lower((part.part[1] COLLATE "C")) = 'https'::text) AND (port.port = 443)) THEN ''::text ELSE (':'::text || port.port) END) FROM regexp_match(CASE WHEN (octet_length(origin.target_url) <= 8192) THEN origin.target_url ELSE NULL::text END, '^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)'::text, 'i'::text) part(part), LATERAL regexp_replace(part.part[2], '[.]$'::text, ''::text) host(host), LATERAL CAST((NULLIF(part.part[3], ''::text))::bigint AS bigint) port(port) WHERE (((octet_length(host.host) >= 1) AND (octet_length(host.host) <= 253)) AND COALESCE(((port.port >= 1) AND (port.port <= 65535)), true))), 'invalid'::text);
 
-COMMENT ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) IS 'Registers a subscriber and returns its id and its secret, which no view shows: select * from postern.add_endpoint(''https://example.com/hook'', ''{order.*}'', ''acme'').';
-
-CREATE FUNCTION postern.announce_breaker() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-declare
-  door postern.breaker := coalesce(new, old);
-  notify text := coalesce(current_setting('outbox.notify', true), '');
-  change text;
-begin
-  if tg_op = 'DELETE' then
-    if old.state not in ('closed', 'throttled') or old.forced is not null then
-      change := 'closed';
-    end if;
-  elsif tg_op = 'INSERT' then
-    change := coalesce('forced ' || new.forced, nullif(new.state, 'closed'));
-  elsif (new.forced, new.forced_until) is distinct from (old.forced, old.forced_until) then
-    change := coalesce('forced ' || new.forced || coalesce(' until ' || new.forced_until, ''), 'no longer forced');
-  elsif new.state <> old.state then
-    change := new.state;
-  end if;
-  if change is not null then
-    insert into postern.journal (subject, change, reason)
-    values (door.destination, change,
-            case when change = 'half_open' then coalesce('probed by dispatcher ' || door.probe_by, door.reason) else door.reason end);
-  end if;
-  if (change is not null or (tg_op <> 'DELETE' and new.hold_until > now() and (tg_op = 'INSERT' or coalesce(old.hold_until <= now(), true))))
-     and notify not in ('off', 'false', 'no', '0')
-     and (notify <> '' or current_setting('max_prepared_transactions')::integer = 0)
-     and pg_notification_queue_usage() < 0.5
-  then
-    perform pg_notify('postern.breaker', door.destination);
-  end if;
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION postern.announce_breaker() IS 'Trigger: notifies of a breaker''s change and keeps it in the journal.';
-
-CREATE FUNCTION postern.announce_endpoint() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-declare
-  change text;
-  reason text;
-begin
-  if tg_op = 'INSERT' then
-    change := 'added';
-  elsif tg_op = 'DELETE' then
-    change := 'removed';
-  elsif new.status <> old.status then
-    change := case when new.status <> 'active' then new.status
-                   when old.status = 'deleted' then 'restored'
-                   else 'resumed'
-              end;
-    reason := new.reason;
-  else
-    select 'changed: ' || string_agg(n.key, ', ' order by n.key)
-      into change
-      from jsonb_each(to_jsonb(new)) n
-      join jsonb_each(to_jsonb(old)) o on o.key = n.key
-     where n.value <> o.value
-       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'recovered_at', 'status_since');
-    if new.secret is distinct from old.secret then
-      change := 'secret rotated';
-    end if;
-  end if;
-  if change is null then
-    return null;
-  end if;
-  insert into postern.journal (subject, change, reason)
-  values ('ep_' || coalesce(new.id, old.id), change, reason);
-  if pg_notification_queue_usage() < 0.5 and current_setting('max_prepared_transactions')::integer = 0 then
-    perform pg_notify('postern.breaker', 'ep_' || coalesce(new.id, old.id));
-  end if;
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION postern.announce_endpoint() IS 'Trigger: keeps the journal of endpoints and announces changes.';
-
-CREATE FUNCTION postern.announce_source() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  if current_setting('max_prepared_transactions')::integer = 0
-     and pg_notification_queue_usage() < 0.5
-  then
-    perform pg_notify('postern.source', '');
-  end if;
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION postern.announce_source() IS 'Trigger: tells front doors that a source has changed.';
-
-CREATE FUNCTION postern.begin_change() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  perform set_config('outbox.count_' || kind, '', true)
-     from unnest(array['replayed', 'released', 'held', 'cancelled', 'rescheduled', 'noted', 'left']) as kind;
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION postern.begin_change() IS 'Trigger: starts the count of an update of postern.message.';
-
-CREATE FUNCTION postern.cancel(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $_$
-declare n bigint;
-begin
-  update postern.message m set status = 'cancelled', reason = coalesce($3, m.reason)
-   where m.message_id = $1 and m.destination = coalesce($2, m.destination)
-     and m.status in ('pending', 'held', 'dead');
-  get diagnostics n = row_count;
-  return n;
-end
-$_$;
-
-COMMENT ON FUNCTION postern.cancel(message_id text, destination text, reason text) IS 'Cancels a pending, held or dead message. One that is being sent is left: try again when its attempt has ended.';
+COMMENT ON FUNCTION postern.origin(target_url text) IS 'What postern.destination does with a URL that is not in its origin''s own spelling.';
 
 CREATE FUNCTION postern.destination(target_url text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $_$
-  select case
-           when target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
-                and octet_length(target_url) <= 8192
-                and octet_length(split_part(target_url, '/', 3)) <= 240
-           then split_part(target_url, '/', 1) || '//' || split_part(target_url, '/', 3)
-           else postern.origin(target_url)
-         end
-$_$;
+    RETURN CASE WHEN ((target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'::text) AND (octet_length(target_url) <= 8192) AND (octet_length(split_part(target_url, '/'::text, 3)) <= 240)) THEN ((split_part(target_url, '/'::text, 1) || '//'::text) || split_part(target_url, '/'::text, 3)) ELSE postern.origin(target_url) END;
 
 COMMENT ON FUNCTION postern.destination(target_url text) IS 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
 
-CREATE FUNCTION postern.new_message_id() RETURNS text
-    LANGUAGE sql PARALLEL SAFE
-    RETURN (('msg_'::text || lpad(to_hex(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint), 12, '0'::text)) || translate(substr((gen_random_uuid())::text, 15), '-'::text, ''::text));
-
-COMMENT ON FUNCTION postern.new_message_id() IS 'A random webhook-id that begins with the time.';
-
 CREATE FUNCTION postern.new_secret() RETURNS text
     LANGUAGE sql
-    AS $$
-  select 'whsec_' || encode(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 'base64')
-$$;
+    RETURN ('whsec_'::text || encode(sha256(((uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())) || uuid_send(gen_random_uuid()))), 'base64'::text));
 
 COMMENT ON FUNCTION postern.new_secret() IS 'A new signing secret: whsec_ and the base64 of 32 random bytes.';
 
-CREATE TABLE postern.breaker (
-    destination text NOT NULL COLLATE pg_catalog."C",
-    state text DEFAULT 'closed'::text NOT NULL,
-    generation bigint DEFAULT 1 NOT NULL,
-    forced text,
-    forced_until timestamp with time zone,
-    opened_at timestamp with time zone,
-    retry_at timestamp with time zone,
-    closed_at timestamp with time zone,
-    trips integer DEFAULT 0 NOT NULL,
-    successes integer DEFAULT 0 NOT NULL,
-    probe_by bigint,
-    probe_until timestamp with time zone,
-    hold_until timestamp with time zone,
-    reason text,
-    changed_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "an open breaker has opened_at and retry_at" CHECK (((state <> ALL (ARRAY['open'::text, 'half_open'::text])) OR ((opened_at IS NOT NULL) AND (retry_at IS NOT NULL)))),
-    CONSTRAINT "destination is 1 to 300 bytes" CHECK (((octet_length(destination) >= 1) AND (octet_length(destination) <= 300))),
-    CONSTRAINT "forced is open, closed or null" CHECK ((forced = ANY (ARRAY['open'::text, 'closed'::text]))),
-    CONSTRAINT "state is closed, open or half_open, or throttled for database" CHECK (((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text])) OR ((state = 'throttled'::text) AND (destination = 'database'::text)))),
-    CONSTRAINT "times are finite: to shut a breaker for ever, force it open" CHECK ((isfinite(opened_at) AND isfinite(retry_at) AND isfinite(closed_at) AND isfinite(probe_until) AND isfinite(hold_until))),
-    CONSTRAINT "trips and successes are at least 0" CHECK (((trips >= 0) AND (successes >= 0)))
-)
-WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
-
-COMMENT ON TABLE postern.breaker IS 'Circuit breakers, one row per destination that is not plainly healthy, and one row for the database.';
-
-COMMENT ON COLUMN postern.breaker.generation IS 'Counts transitions: whoever has seen an older one changes nothing.';
-
-COMMENT ON COLUMN postern.breaker.forced IS 'An operator''s word, which wins over state until forced_until, or until it is set to null.';
-
-CREATE FUNCTION postern.passes(breaker postern.breaker) RETURNS boolean
-    LANGUAGE sql STABLE PARALLEL SAFE
-    AS $$
-  select case
-           when breaker.forced is not null and coalesce(breaker.forced_until > now(), true) then breaker.forced = 'closed'
-           else coalesce(breaker.state in ('closed', 'throttled'), true) and coalesce(breaker.hold_until <= now(), true)
-         end
-$$;
-
-COMMENT ON FUNCTION postern.passes(breaker postern.breaker) IS 'Whether deliveries to a breaker''s destination may be claimed.';
-
 CREATE FUNCTION postern.sendable_headers(headers jsonb) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $_$
-  select case
-           when headers is null then true
-           when jsonb_typeof(headers) <> 'object' then false
-           else (select count(*) <= 20
-                        and count(distinct h.folded) = count(*)
-                        and coalesce(bool_and(
-                              jsonb_typeof(h.value) = 'string'
-                              and octet_length(h.name) <= 64
-                              and h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
-                              and octet_length(h.value #>> '{}') <= 4096
-                              and h.value #>> '{}' ~ '^[ -~]*$'
-                              and h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'), true)
-                   from (select key as name, value, translate(lower(key collate "C"), '_', '-') as folded
-                           from jsonb_each(headers)) h)
-         end
-$_$;
+    RETURN CASE WHEN (headers IS NULL) THEN true WHEN (jsonb_typeof(headers) <> 'object'::text) THEN false ELSE (SELECT ((count(*) <= 20) AND (count(DISTINCT h.folded) = count(*)) AND COALESCE(bool_and(((jsonb_typeof(h.value) = 'string'::text) AND (octet_length(h.name) <= 64) AND (h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'::text) AND (octet_length((h.value #>> '{}'::text[])) <= 4096) AND ((h.value #>> '{}'::text[]) ~ '^[ -~]*$'::text) AND (h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'::text))), true)) FROM (SELECT jsonb_each.key AS name, jsonb_each.value, translate(lower((jsonb_each.key COLLATE "C")), '_'::text, '-'::text) AS folded FROM jsonb_each(sendable_headers.headers) jsonb_each(key, value)) h) END;
 
 COMMENT ON FUNCTION postern.sendable_headers(headers jsonb) IS 'Whether custom headers of an endpoint can be sent: names that are not reserved, values of printable ASCII.';
-
-CREATE FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) RETURNS text
-    LANGUAGE sql STABLE PARALLEL SAFE
-    AS $$
-  select case
-           when leased_until >= now() then 'in flight'
-           when endpoint_status <> 'active' then 'endpoint ' || endpoint_status
-           when forced = 'open' and coalesce(forced_until > now(), true) then 'breaker forced open'
-           when forced = 'closed' and coalesce(forced_until > now(), true) then
-             case when next_attempt_at <= now() then 'due' when attempts > 0 then 'backoff' else 'scheduled' end
-           when state in ('open', 'half_open') and retry_at > now() then 'breaker open'
-           when state in ('open', 'half_open') then 'breaker probing'
-           when hold_until > now() then 'retry-after'
-           when next_attempt_at > now() and attempts > 0 then 'backoff'
-           when next_attempt_at > now() then 'scheduled'
-           when database_shut then 'database breaker'
-           else 'due'
-         end
-$$;
-
-COMMENT ON FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) IS 'Why a pending delivery is not sent now: in flight, endpoint paused, endpoint disabled, endpoint deleted, breaker forced open, breaker open, breaker probing, retry-after, backoff, scheduled, database breaker, or due: a free slot and its turn.';
-
-CREATE TABLE postern.attempt (
-    claim_id bigint NOT NULL,
-    delivery_id bigint NOT NULL,
-    outbox_id bigint NOT NULL,
-    started_at timestamp with time zone NOT NULL,
-    dispatcher bigint,
-    number integer NOT NULL,
-    duration_ms real NOT NULL,
-    status smallint,
-    outcome postern.attempt_outcome NOT NULL,
-    destination text NOT NULL COLLATE pg_catalog."C",
-    class text,
-    error text,
-    response text
-)
-WITH (autovacuum_vacuum_insert_scale_factor='0.05');
-
-COMMENT ON TABLE postern.attempt IS 'Append-only log of the requests that went on the wire.';
-
-CREATE TABLE postern.delivery (
-    id bigint NOT NULL,
-    outbox_id bigint NOT NULL,
-    endpoint_id bigint,
-    next_attempt_at postern.due_time DEFAULT now() NOT NULL,
-    leased_until timestamp with time zone,
-    claim_id bigint,
-    claimed_by bigint,
-    attempts postern.attempt_count DEFAULT 0 NOT NULL,
-    last_status smallint,
-    destination text NOT NULL COLLATE pg_catalog."C",
-    status postern.delivery_status DEFAULT 'pending'::text NOT NULL,
-    reason text,
-    last_error text,
-    CONSTRAINT "a lease has a claim" CHECK (((leased_until IS NULL) = (claim_id IS NULL)))
-)
-WITH (fillfactor='42', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.1', autovacuum_vacuum_cost_delay='0');
-
-COMMENT ON TABLE postern.delivery IS 'One message on its way to one destination. Claimable when pending, due, and its lease is null or past.';
 
 CREATE TABLE postern.endpoint (
     id bigint NOT NULL,
@@ -352,6 +87,242 @@ COMMENT ON COLUMN postern.endpoint.recovered_at IS 'When a success last ended fa
 COMMENT ON COLUMN postern.endpoint.capped_since IS 'When max_in_flight was last set where there was none.';
 
 COMMENT ON COLUMN postern.endpoint.generation IS 'Counts changes of URL and status: an answer to a request of an older one does not disable.';
+
+CREATE FUNCTION postern.add_endpoint(url text, event_types text[] DEFAULT '{*}'::text[], tenant text DEFAULT ''::text, style text DEFAULT 'standard'::text, headers jsonb DEFAULT NULL::jsonb, max_in_flight integer DEFAULT NULL::integer, rate_limit double precision DEFAULT NULL::double precision, OUT id bigint, OUT secret text) RETURNS record
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    BEGIN ATOMIC
+ INSERT INTO postern.endpoint AS e (url, event_types, tenant, style, headers, max_in_flight, rate_limit)
+   VALUES (add_endpoint.url, add_endpoint.event_types, add_endpoint.tenant, add_endpoint.style, add_endpoint.headers, add_endpoint.max_in_flight, add_endpoint.rate_limit)
+   RETURNING e.id,
+     e.secret;
+END;
+
+COMMENT ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) IS 'Registers a subscriber and returns its id and its secret, which no view shows: select * from postern.add_endpoint(''https://example.com/hook'', ''{order.*}'', ''acme'').';
+
+CREATE FUNCTION postern.announce_breaker() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  door postern.breaker := coalesce(new, old);
+  notify text := coalesce(current_setting('outbox.notify', true), '');
+  change text;
+begin
+  if tg_op = 'DELETE' then
+    if old.state not in ('closed', 'throttled') or old.forced is not null then
+      change := 'closed';
+    end if;
+  elsif tg_op = 'INSERT' then
+    change := coalesce('forced ' || new.forced, nullif(new.state, 'closed'));
+  elsif (new.forced, new.forced_until) is distinct from (old.forced, old.forced_until) then
+    change := coalesce('forced ' || new.forced || coalesce(' until ' || new.forced_until, ''), 'no longer forced');
+  elsif new.state <> old.state then
+    change := new.state;
+  end if;
+  if change is not null then
+    insert into postern.journal (subject, change, reason)
+    values (door.destination, change,
+            case when change = 'half_open' then coalesce('probed by dispatcher ' || door.probe_by, door.reason) else door.reason end);
+  end if;
+  if (change is not null or (tg_op <> 'DELETE' and new.hold_until > now() and (tg_op = 'INSERT' or coalesce(old.hold_until <= now(), true))))
+     and notify not in ('off', 'false', 'no', '0')
+     and (notify <> '' or current_setting('max_prepared_transactions')::integer = 0)
+     and pg_notification_queue_usage() < 0.5
+  then
+    perform pg_notify('postern.breaker', door.destination);
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.announce_breaker() IS 'Trigger: notifies of a breaker''s change and keeps it in the journal.';
+
+CREATE FUNCTION postern.announce_endpoint() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  change text;
+  reason text;
+begin
+  if tg_op = 'INSERT' then
+    change := 'added';
+  elsif tg_op = 'DELETE' then
+    change := 'removed';
+  elsif new.status <> old.status then
+    change := case when new.status <> 'active' then new.status
+                   when old.status = 'deleted' then 'restored'
+                   else 'resumed'
+              end;
+    reason := new.reason;
+  else
+    select 'changed: ' || string_agg(n.key, ', ' order by n.key)
+      into change
+      from jsonb_each(to_jsonb(new)) n
+      join jsonb_each(to_jsonb(old)) o on o.key = n.key
+     where n.value <> o.value
+       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'recovered_at', 'status_since');
+    if new.secret is distinct from old.secret then
+      change := 'secret rotated';
+    end if;
+  end if;
+  if change is null then
+    return null;
+  end if;
+  insert into postern.journal (subject, change, reason)
+  values ('ep_' || coalesce(new.id, old.id), change, reason);
+  if pg_notification_queue_usage() < 0.5 and current_setting('max_prepared_transactions')::integer = 0 then
+    perform pg_notify('postern.breaker', 'ep_' || coalesce(new.id, old.id));
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.announce_endpoint() IS 'Trigger: keeps the journal of endpoints and announces changes.';
+
+CREATE FUNCTION postern.announce_source() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if current_setting('max_prepared_transactions')::integer = 0
+     and pg_notification_queue_usage() < 0.5
+  then
+    perform pg_notify('postern.source', '');
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.announce_source() IS 'Trigger: tells front doors that a source has changed.';
+
+CREATE FUNCTION postern.begin_batch() RETURNS void
+    LANGUAGE sql
+    BEGIN ATOMIC
+ SELECT set_config('search_path'::text, 'pg_catalog, pg_temp'::text, true) AS set_config;
+ SELECT set_config(name.name, 'off'::text, true) AS set_config
+    FROM unnest(ARRAY['enable_seqscan'::text, 'enable_hashjoin'::text, 'enable_mergejoin'::text, 'jit'::text]) name(name);
+END;
+
+COMMENT ON FUNCTION postern.begin_batch() IS 'Lets the rest of this transaction find rows by key alone, and names in pg_catalog alone. Used by postern.replay_batches.';
+
+CREATE FUNCTION postern.begin_change() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform set_config('outbox.count_' || kind, '', true)
+     from unnest(array['replayed', 'released', 'held', 'cancelled', 'rescheduled', 'noted', 'left']) as kind;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.begin_change() IS 'Trigger: starts the count of an update of postern.message.';
+
+CREATE FUNCTION postern.cancel(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare n bigint;
+begin
+  update postern.message m set status = 'cancelled', reason = coalesce($3, m.reason)
+   where m.message_id = $1 and m.destination = coalesce($2, m.destination)
+     and m.status in ('pending', 'held', 'dead');
+  get diagnostics n = row_count;
+  return n;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.cancel(message_id text, destination text, reason text) IS 'Cancels a pending, held or dead message. One that is being sent is left: try again when its attempt has ended.';
+
+CREATE FUNCTION postern.new_message_id() RETURNS text
+    LANGUAGE sql PARALLEL SAFE
+    RETURN (('msg_'::text || lpad(to_hex(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint), 12, '0'::text)) || translate(substr((gen_random_uuid())::text, 15), '-'::text, ''::text));
+
+COMMENT ON FUNCTION postern.new_message_id() IS 'A random webhook-id that begins with the time.';
+
+CREATE TABLE postern.breaker (
+    destination text NOT NULL COLLATE pg_catalog."C",
+    state text DEFAULT 'closed'::text NOT NULL,
+    generation bigint DEFAULT 1 NOT NULL,
+    forced text,
+    forced_until timestamp with time zone,
+    opened_at timestamp with time zone,
+    retry_at timestamp with time zone,
+    closed_at timestamp with time zone,
+    trips integer DEFAULT 0 NOT NULL,
+    successes integer DEFAULT 0 NOT NULL,
+    probe_by bigint,
+    probe_until timestamp with time zone,
+    hold_until timestamp with time zone,
+    reason text,
+    changed_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT "an open breaker has opened_at and retry_at" CHECK (((state <> ALL (ARRAY['open'::text, 'half_open'::text])) OR ((opened_at IS NOT NULL) AND (retry_at IS NOT NULL)))),
+    CONSTRAINT "destination is 1 to 300 bytes" CHECK (((octet_length(destination) >= 1) AND (octet_length(destination) <= 300))),
+    CONSTRAINT "forced is open, closed or null" CHECK ((forced = ANY (ARRAY['open'::text, 'closed'::text]))),
+    CONSTRAINT "state is closed, open or half_open, or throttled for database" CHECK (((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text])) OR ((state = 'throttled'::text) AND (destination = 'database'::text)))),
+    CONSTRAINT "times are finite: to shut a breaker for ever, force it open" CHECK ((isfinite(opened_at) AND isfinite(retry_at) AND isfinite(closed_at) AND isfinite(probe_until) AND isfinite(hold_until))),
+    CONSTRAINT "trips and successes are at least 0" CHECK (((trips >= 0) AND (successes >= 0)))
+)
+WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
+
+COMMENT ON TABLE postern.breaker IS 'Circuit breakers, one row per destination that is not plainly healthy, and one row for the database.';
+
+COMMENT ON COLUMN postern.breaker.generation IS 'Counts transitions: whoever has seen an older one changes nothing.';
+
+COMMENT ON COLUMN postern.breaker.forced IS 'An operator''s word, which wins over state until forced_until, or until it is set to null.';
+
+CREATE FUNCTION postern.passes(breaker postern.breaker) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN CASE WHEN (((breaker).forced IS NOT NULL) AND COALESCE(((breaker).forced_until > now()), true)) THEN ((breaker).forced = 'closed'::text) ELSE (COALESCE(((breaker).state = ANY (ARRAY['closed'::text, 'throttled'::text])), true) AND COALESCE(((breaker).hold_until <= now()), true)) END;
+
+COMMENT ON FUNCTION postern.passes(breaker postern.breaker) IS 'Whether deliveries to a breaker''s destination may be claimed.';
+
+CREATE FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN CASE WHEN (leased_until >= now()) THEN 'in flight'::text WHEN (endpoint_status <> 'active'::text) THEN ('endpoint '::text || endpoint_status) WHEN ((forced = 'open'::text) AND COALESCE((forced_until > now()), true)) THEN 'breaker forced open'::text WHEN ((forced = 'closed'::text) AND COALESCE((forced_until > now()), true)) THEN CASE WHEN (next_attempt_at <= now()) THEN 'due'::text WHEN (attempts > 0) THEN 'backoff'::text ELSE 'scheduled'::text END WHEN ((state = ANY (ARRAY['open'::text, 'half_open'::text])) AND (retry_at > now())) THEN 'breaker open'::text WHEN (state = ANY (ARRAY['open'::text, 'half_open'::text])) THEN 'breaker probing'::text WHEN (hold_until > now()) THEN 'retry-after'::text WHEN ((next_attempt_at > now()) AND (attempts > 0)) THEN 'backoff'::text WHEN (next_attempt_at > now()) THEN 'scheduled'::text WHEN database_shut THEN 'database breaker'::text ELSE 'due'::text END;
+
+COMMENT ON FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) IS 'Why a pending delivery is not sent now: in flight, endpoint paused, endpoint disabled, endpoint deleted, breaker forced open, breaker open, breaker probing, retry-after, backoff, scheduled, database breaker, or due: a free slot and its turn.';
+
+CREATE TABLE postern.attempt (
+    claim_id bigint NOT NULL,
+    delivery_id bigint NOT NULL,
+    outbox_id bigint NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    dispatcher bigint,
+    number integer NOT NULL,
+    duration_ms real NOT NULL,
+    status smallint,
+    outcome postern.attempt_outcome NOT NULL,
+    destination text NOT NULL COLLATE pg_catalog."C",
+    class text,
+    error text,
+    response text
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE postern.attempt IS 'Append-only log of the requests that went on the wire.';
+
+CREATE TABLE postern.delivery (
+    id bigint NOT NULL,
+    outbox_id bigint NOT NULL,
+    endpoint_id bigint,
+    next_attempt_at postern.due_time DEFAULT now() NOT NULL,
+    leased_until timestamp with time zone,
+    claim_id bigint,
+    claimed_by bigint,
+    attempts postern.attempt_count DEFAULT 0 NOT NULL,
+    last_status smallint,
+    destination text NOT NULL COLLATE pg_catalog."C",
+    status postern.delivery_status DEFAULT 'pending'::text NOT NULL,
+    reason text,
+    last_error text,
+    CONSTRAINT "a lease has a claim" CHECK (((leased_until IS NULL) = (claim_id IS NULL)))
+)
+WITH (fillfactor='42', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.1', autovacuum_vacuum_cost_delay='0');
+
+COMMENT ON TABLE postern.delivery IS 'One message on its way to one destination. Claimable when pending, due, and its lease is null or past.';
 
 CREATE TABLE postern.outbox (
     id bigint NOT NULL,
@@ -483,6 +454,7 @@ COMMENT ON COLUMN postern.message.delivery_id IS 'The incarnation: a replay is a
 
 CREATE FUNCTION postern.change_delivery(was postern.message, wanted postern.message) RETURNS bigint
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   changed bigint;
@@ -521,7 +493,7 @@ COMMENT ON FUNCTION postern.change_delivery(was postern.message, wanted postern.
 
 CREATE FUNCTION postern.change_message() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
@@ -590,7 +562,7 @@ COMMENT ON FUNCTION postern.change_message() IS 'Trigger: what an update of post
 
 CREATE FUNCTION postern.check_message() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare
   broken constant text := case
@@ -626,17 +598,16 @@ COMMENT ON FUNCTION postern.check_message() IS 'Trigger: refuses a message that 
 
 CREATE FUNCTION postern.close_breaker(destination text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE sql
-    AS $_$
-  update postern.breaker b
-     set state = 'closed', forced = null, forced_until = null, hold_until = null, trips = 0, reason = $2
-   where b.destination = $1
-$_$;
+    BEGIN ATOMIC
+ UPDATE postern.breaker b SET state = 'closed'::text, forced = NULL::text, forced_until = NULL::timestamp with time zone, hold_until = NULL::timestamp with time zone, trips = 0, reason = close_breaker.reason
+   WHERE (b.destination = close_breaker.destination);
+END;
 
 COMMENT ON FUNCTION postern.close_breaker(destination text, reason text) IS 'Sends to a destination again, little by little over the ramp, whatever it was that stopped it. What it does from now on counts: if it still fails, its breaker opens again.';
 
 CREATE FUNCTION postern.complete_breaker() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   if tg_op = 'UPDATE' then
@@ -678,7 +649,7 @@ COMMENT ON FUNCTION postern.complete_breaker() IS 'Trigger: completes what a cha
 
 CREATE FUNCTION postern.complete_endpoint() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   if new.max_in_flight is null then
@@ -709,15 +680,13 @@ COMMENT ON FUNCTION postern.complete_endpoint() IS 'Trigger: completes what a ch
 
 CREATE FUNCTION postern.cooldown(trips integer, base interval, longest interval) RETURNS interval
     LANGUAGE sql PARALLEL SAFE
-    AS $$
-  select least(longest, base * power(2, least(trips, 30))) * (0.8 + 0.4 * random())
-$$;
+    RETURN (LEAST(longest, (base * power((2)::double precision, (LEAST(trips, 30))::double precision))) * ((0.8)::double precision + ((0.4)::double precision * random())));
 
 COMMENT ON FUNCTION postern.cooldown(trips integer, base interval, longest interval) IS 'How long a breaker stays open that has tripped so many times before.';
 
 CREATE FUNCTION postern.end_change() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   changes text;
@@ -740,7 +709,7 @@ COMMENT ON FUNCTION postern.end_change() IS 'Trigger: writes the journal entry o
 
 CREATE FUNCTION postern.end_lease() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   new.leased_until := null;
@@ -754,15 +723,13 @@ COMMENT ON FUNCTION postern.end_lease() IS 'Trigger: a delivery that is no longe
 
 CREATE FUNCTION postern.endpoint_of(destination text) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $_$
-  select case when destination ~ '^ep_[0-9]{1,18}$' then substr(destination, 4)::bigint end
-$_$;
+    RETURN CASE WHEN (destination ~ '^ep_[0-9]{1,18}$'::text) THEN (substr(destination, 4))::bigint ELSE NULL::bigint END;
 
 COMMENT ON FUNCTION postern.endpoint_of(destination text) IS 'The endpoint that a destination such as ep_7 names; null for an origin.';
 
 CREATE FUNCTION postern.enqueue(OUT id bigint, event_type text, payload text, target_url text DEFAULT NULL::text, tenant text DEFAULT ''::text, idempotency_key text DEFAULT NULL::text, INOUT message_id text DEFAULT NULL::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT NULL::jsonb, deliver_after timestamp with time zone DEFAULT NULL::timestamp with time zone, expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, OUT is_new boolean) RETURNS record
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_column
 declare
@@ -800,6 +767,7 @@ COMMENT ON FUNCTION postern.enqueue(OUT id bigint, event_type text, payload text
 
 CREATE FUNCTION postern.estimate_backlog(destination text, comparison text) RETURNS bigint
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   plan json;
@@ -814,7 +782,7 @@ COMMENT ON FUNCTION postern.estimate_backlog(destination text, comparison text) 
 
 CREATE FUNCTION postern.fan_out() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   due      constant timestamptz := greatest(now(), new.deliver_after);
@@ -847,19 +815,21 @@ $$;
 
 COMMENT ON FUNCTION postern.fan_out() IS 'Trigger: writes the deliveries of new messages, and wakes a dispatcher that asked for it.';
 
+CREATE FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) RETURNS integer
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN CASE WHEN (((breaker).state = 'closed'::text) AND ((breaker).closed_at > (now() - ramp)) AND (ramp > '00:00:00'::interval) AND (((breaker).forced IS NULL) OR ((breaker).forced_until <= now()))) THEN (floor(power((2)::numeric, (((8)::numeric * GREATEST((0)::numeric, EXTRACT(epoch FROM (now() - (breaker).closed_at)))) / EXTRACT(epoch FROM ramp)))))::integer ELSE NULL::integer END;
+
+COMMENT ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) IS 'How many deliveries may be in flight over the fleet while a destination comes back from an outage; null: it is not coming back.';
+
 CREATE FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) RETURNS boolean
     LANGUAGE sql STABLE PARALLEL SAFE
-    AS $$
-  select endpoint.max_in_flight is not null
-      or endpoint.rate_limit is not null
-      or postern.ramp_share(breaker, ramp) is not null
-$$;
+    RETURN (((endpoint).max_in_flight IS NOT NULL) OR ((endpoint).rate_limit IS NOT NULL) OR (postern.ramp_share(breaker, ramp) IS NOT NULL));
 
 COMMENT ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) IS 'Whether claims for a destination are counted over all dispatchers: a cap, a rate, or an outage that ended a moment ago.';
 
 CREATE FUNCTION postern.hold(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare n bigint;
 begin
@@ -873,16 +843,9 @@ $_$;
 
 COMMENT ON FUNCTION postern.hold(message_id text, destination text, reason text) IS 'Holds a pending message until it is released.';
 
-CREATE FUNCTION postern.look_up_by_key() RETURNS void
-    LANGUAGE sql
-    AS $$
-  select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit']) as name
-$$;
-
-COMMENT ON FUNCTION postern.look_up_by_key() IS 'Lets the rest of this transaction find rows by key alone. Used by postern.replay_batches.';
-
 CREATE FUNCTION postern.next_turn() RETURNS timestamp with time zone
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   turn bigint := coalesce(nullif(current_setting('outbox.turn', true), '')::bigint, 0);
@@ -900,6 +863,7 @@ COMMENT ON FUNCTION postern.next_turn() IS 'When the next replayed or released m
 
 CREATE FUNCTION postern.note_change(kind text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   perform set_config('outbox.count_' || kind,
@@ -911,7 +875,7 @@ COMMENT ON FUNCTION postern.note_change(kind text) IS 'Counts one row of an upda
 
 CREATE FUNCTION postern.note_death() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   new.next_attempt_at := now();
@@ -921,44 +885,9 @@ $$;
 
 COMMENT ON FUNCTION postern.note_death() IS 'Trigger: next_attempt_at of a dead delivery is when it died.';
 
-CREATE FUNCTION postern.open_breaker(destination text, reason text DEFAULT NULL::text, "for" interval DEFAULT NULL::interval) RETURNS void
-    LANGUAGE sql
-    AS $_$
-  insert into postern.breaker as b (destination, forced, forced_until, reason)
-  values ($1, 'open', now() + $3, $2)
-      on conflict on constraint breaker_pkey do update
-     set forced = 'open', forced_until = excluded.forced_until, reason = excluded.reason
-$_$;
-
-COMMENT ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) IS 'Stops sending to a destination, for so long or until it is closed: select postern.open_breaker(''https://example.com'', ''maintenance'', ''2 hours'').';
-
-CREATE FUNCTION postern.origin(target_url text) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $_$
-  select coalesce(
-    (select lower(part[1] collate "C") || '://' || lower(host collate "C")
-         || case
-              when port is null then ''
-              when lower(part[1] collate "C") = 'http' and port = 80 then ''
-              when lower(part[1] collate "C") = 'https' and port = 443 then ''
-              else ':' || port
-            end
-       from regexp_match(
-              case when octet_length(target_url) <= 8192 then target_url end,
-              $re$^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)$re$,
-              'i') as part,
-            regexp_replace(part[2], '[.]$', '') as host,
-            cast(nullif(part[3], '') as bigint) as port
-      where octet_length(host) between 1 and 253
-        and coalesce(port between 1 and 65535, true)),
-    'invalid')
-$_$;
-
-COMMENT ON FUNCTION postern.origin(target_url text) IS 'What postern.destination does with a URL that is not in its origin''s own spelling.';
-
 CREATE FUNCTION postern.outbox_id_since(since timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   low bigint := coalesce((select min(o.id) from postern.outbox o), 0);
@@ -984,6 +913,7 @@ COMMENT ON FUNCTION postern.outbox_id_since(since timestamp with time zone) IS '
 
 CREATE FUNCTION postern.patterns(event_type text) RETURNS text[]
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   parts text[] := string_to_array(event_type, '.');
@@ -1000,7 +930,7 @@ COMMENT ON FUNCTION postern.patterns(event_type text) IS 'What an endpoint may s
 
 CREATE FUNCTION postern.pause(destination text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 begin
   if $1 ~ '^ep_[0-9]{1,18}$' then
@@ -1023,23 +953,9 @@ $_$;
 
 COMMENT ON FUNCTION postern.pause(destination text, reason text) IS 'Stops sending to a destination until postern.resume: an endpoint is paused, an origin''s breaker is forced open. What is in flight ends by itself; no attempt is used and nothing is lost.';
 
-CREATE FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) RETURNS integer
-    LANGUAGE sql STABLE PARALLEL SAFE
-    AS $$
-  select case
-           when breaker.state = 'closed'
-            and breaker.closed_at > now() - ramp
-            and ramp > interval '0' -- closed_at may lie after now(), when our transaction began first
-            and (breaker.forced is null or breaker.forced_until <= now())
-           then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
-         end
-$$;
-
-COMMENT ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) IS 'How many deliveries may be in flight over the fleet while a destination comes back from an outage; null: it is not coming back.';
-
 CREATE FUNCTION postern.refuse_update() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   raise exception 'postern.outbox is append-only: a message is not changed once written'
@@ -1052,7 +968,7 @@ COMMENT ON FUNCTION postern.refuse_update() IS 'Trigger: a message is not change
 
 CREATE FUNCTION postern.release(message_id text, destination text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare n bigint;
 begin
@@ -1068,7 +984,7 @@ COMMENT ON FUNCTION postern.release(message_id text, destination text) IS 'Relea
 
 CREATE FUNCTION postern.replay(message_id text, destination text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare n bigint;
 begin
@@ -1092,17 +1008,17 @@ declare
   width bigint := 1000;
   n bigint;
   total bigint := 0;
-  began timestamptz;
+  began timestamp with time zone;
 begin
+  perform postern.begin_batch();
   if batch is null or batch < 1 then
     raise exception 'a batch has at least one message' using errcode = 'invalid_parameter_value';
   end if;
-  perform postern.look_up_by_key();
   after := (select least((select min(o.id) from postern.outbox o), (select min(d.outbox_id) from postern.delivery d)) - 1);
   last := (select greatest((select max(o.id) from postern.outbox o), (select max(d.outbox_id) from postern.delivery d)));
   while after < last loop
     began := clock_timestamp();
-    perform postern.look_up_by_key();
+    perform postern.begin_batch();
     execute format('select array_agg(outbox_id order by outbox_id) from (select distinct outbox_id from postern.message
                      where (%s) and outbox_id > $1 and outbox_id <= $2 order by outbox_id limit $3) x', predicate)
        into ids using after, after + width, batch;
@@ -1128,7 +1044,7 @@ begin
     total := total + n;
     raise notice '% replayed, up to message %', total, ids[cardinality(ids)];
     began := clock_timestamp();
-    perform postern.look_up_by_key();
+    perform postern.begin_batch();
     while clock_timestamp() < began + patience and exists (
             select from unnest(ids) as x (id)
               join postern.delivery d on d.outbox_id = x.id
@@ -1136,7 +1052,7 @@ begin
     loop
       perform pg_sleep(0.2);
       commit;
-      perform postern.look_up_by_key();
+      perform postern.begin_batch();
     end loop;
   end loop;
 end
@@ -1146,6 +1062,7 @@ COMMENT ON PROCEDURE postern.replay_batches(IN predicate text, IN batch integer,
 
 CREATE FUNCTION postern.replay_delivered(wanted postern.message, at timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare
   fresh bigint;
@@ -1173,6 +1090,7 @@ COMMENT ON FUNCTION postern.replay_delivered(wanted postern.message, at timestam
 
 CREATE FUNCTION postern.replay_delivery(wanted postern.message, at timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   fresh bigint;
@@ -1193,6 +1111,7 @@ COMMENT ON FUNCTION postern.replay_delivery(wanted postern.message, at timestamp
 
 CREATE FUNCTION postern.replay_unsent(wanted postern.message, at timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   fresh bigint;
@@ -1220,7 +1139,7 @@ COMMENT ON FUNCTION postern.replay_unsent(wanted postern.message, at timestamp w
 
 CREATE FUNCTION postern.reschedule(message_id text, at timestamp with time zone, destination text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare n bigint;
 begin
@@ -1236,7 +1155,7 @@ COMMENT ON FUNCTION postern.reschedule(message_id text, at timestamp with time z
 
 CREATE FUNCTION postern.resume(destination text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 begin
   if $1 ~ '^ep_[0-9]{1,18}$' then
@@ -1258,7 +1177,7 @@ COMMENT ON FUNCTION postern.resume(destination text) IS 'Goes on with a destinat
 
 CREATE FUNCTION postern.retain(what text, keep interval, keep_dead interval, batch integer) RETURNS TABLE(looked integer, gone integer, ended boolean)
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -1301,6 +1220,7 @@ COMMENT ON FUNCTION postern.retain(what text, keep interval, keep_dead interval,
 
 CREATE FUNCTION postern.retain_attempts(place bigint, before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) RETURNS record
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
   select max(x.outbox_id), count(*) into at, looked
@@ -1325,6 +1245,7 @@ COMMENT ON FUNCTION postern.retain_attempts(place bigint, before timestamp with 
 
 CREATE FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) RETURNS record
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   ids bigint[];
@@ -1373,7 +1294,7 @@ COMMENT ON FUNCTION postern.retain_messages(place bigint, before timestamp with 
 
 CREATE FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval DEFAULT '1 day'::interval) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   fresh text := postern.new_secret();
@@ -1400,7 +1321,7 @@ COMMENT ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval) 
 
 CREATE FUNCTION postern.sample_backlog(exact integer DEFAULT 1000, budget interval DEFAULT '00:00:00.4'::interval) RETURNS TABLE(destination text, due bigint, waiting bigint, counted boolean, oldest_due_at timestamp with time zone, next_due_at timestamp with time zone, endpoint_id bigint, attempts integer)
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET jit TO 'off'
@@ -1449,33 +1370,36 @@ COMMENT ON FUNCTION postern.sample_backlog(exact integer, budget interval) IS 'P
 
 CREATE FUNCTION postern.sample_throughput() RETURNS TABLE(destination text, delivered bigint, failed bigint, per_second numeric)
     LANGUAGE sql STABLE SECURITY DEFINER
-    SET search_path TO ''
+    SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_bitmapscan TO 'on'
     SET enable_seqscan TO 'off'
     SET enable_indexscan TO 'off'
     SET jit TO 'off'
-    AS $$
-  select r.destination,
-         count(*) filter (where r.outcome = 'delivered'),
-         count(*) filter (where r.outcome <> 'delivered'),
-         round((count(*) filter (where r.outcome = 'delivered') / min(r.seconds))::numeric, 2)
-    from (select a.destination, a.outcome,
-                 case when count(*) over () < 20000 then 60
-                      else greatest(extract(epoch from max(a.started_at) over () - min(a.started_at) over ()), 0.1) end as seconds
-            from (select k.destination, k.outcome, k.started_at
-                    from postern.attempt k
-                   where k.started_at > now() - interval '1 minute'
-                   limit 20000) a) r
-   group by r.destination
-$$;
+    BEGIN ATOMIC
+ SELECT r.destination,
+     count(*) FILTER (WHERE ((r.outcome)::text = 'delivered'::text)) AS count,
+     count(*) FILTER (WHERE ((r.outcome)::text <> 'delivered'::text)) AS count,
+     round(((count(*) FILTER (WHERE ((r.outcome)::text = 'delivered'::text)))::numeric / min(r.seconds)), 2) AS round
+    FROM ( SELECT a.destination,
+             a.outcome,
+                 CASE
+                     WHEN (count(*) OVER () < 20000) THEN (60)::numeric
+                     ELSE GREATEST(EXTRACT(epoch FROM (max(a.started_at) OVER () - min(a.started_at) OVER ())), 0.1)
+                 END AS seconds
+            FROM ( SELECT k.destination,
+                     k.outcome,
+                     k.started_at
+                    FROM postern.attempt k
+                   WHERE (k.started_at > (now() - '00:01:00'::interval))
+                  LIMIT 20000) a) r
+   GROUP BY r.destination;
+END;
 
 COMMENT ON FUNCTION postern.sample_throughput() IS 'What was delivered within a minute, per destination, from 20,000 attempts at most.';
 
 CREATE FUNCTION postern.subscribes(event_types text[], event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$
-  select event_types && postern.patterns(event_type)
-$$;
+    RETURN (event_types && postern.patterns(event_type));
 
 COMMENT ON FUNCTION postern.subscribes(event_types text[], event_type text) IS 'Whether one of the patterns takes the event type: itself, *, or a prefix such as order.*';
 
@@ -2174,14 +2098,23 @@ CREATE SEQUENCE postern.wake_after
     NO MAXVALUE
     CACHE 1;
 
+ALTER TABLE ONLY postern.breaker
+    ADD CONSTRAINT breaker_pkey PRIMARY KEY (destination);
+
+CREATE FUNCTION postern.open_breaker(destination text, reason text DEFAULT NULL::text, "for" interval DEFAULT NULL::interval) RETURNS void
+    LANGUAGE sql
+    BEGIN ATOMIC
+ INSERT INTO postern.breaker AS b (destination, forced, forced_until, reason)
+   VALUES (open_breaker.destination, 'open'::text, (now() + open_breaker."for"), open_breaker.reason) ON CONFLICT ON CONSTRAINT breaker_pkey DO UPDATE SET forced = 'open'::text, forced_until = excluded.forced_until, reason = excluded.reason;
+END;
+
+COMMENT ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) IS 'Stops sending to a destination, for so long or until it is closed: select postern.open_breaker(''https://example.com'', ''maintenance'', ''2 hours'').';
+
 ALTER TABLE ONLY postern.delivery
     ADD CONSTRAINT "a message has one delivery per destination" UNIQUE (outbox_id, destination);
 
 ALTER TABLE ONLY postern.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (outbox_id, claim_id);
-
-ALTER TABLE ONLY postern.breaker
-    ADD CONSTRAINT breaker_pkey PRIMARY KEY (destination);
 
 ALTER TABLE ONLY postern.delivery
     ADD CONSTRAINT delivery_pkey PRIMARY KEY (id);
@@ -2263,6 +2196,10 @@ CREATE TRIGGER note_death BEFORE UPDATE OF status ON postern.delivery FOR EACH R
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
 
+REVOKE ALL ON FUNCTION postern.new_secret() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.sendable_headers(headers jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.announce_breaker() FROM PUBLIC;
@@ -2271,11 +2208,9 @@ REVOKE ALL ON FUNCTION postern.announce_endpoint() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.announce_source() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.begin_batch() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.begin_change() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION postern.new_secret() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION postern.sendable_headers(headers jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.change_delivery(was postern.message, wanted postern.message) FROM PUBLIC;
 
@@ -2299,9 +2234,9 @@ REVOKE ALL ON FUNCTION postern.estimate_backlog(destination text, comparison tex
 
 REVOKE ALL ON FUNCTION postern.fan_out() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION postern.look_up_by_key() FROM PUBLIC;
+REVOKE ALL ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
 
@@ -2309,13 +2244,9 @@ REVOKE ALL ON FUNCTION postern.note_change(kind text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.note_death() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION postern.patterns(event_type text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.pause(destination text, reason text) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.refuse_update() FROM PUBLIC;
 
@@ -2334,4 +2265,6 @@ REVOKE ALL ON FUNCTION postern.retain_attempts(place bigint, before timestamp wi
 REVOKE ALL ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) FROM PUBLIC;
 
