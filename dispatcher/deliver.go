@@ -20,6 +20,7 @@ const (
 	reasonUnknown   = "outcome of the last attempt unknown"
 	reasonExhausted = "max_attempts"
 	reasonSecret    = "no_secret"
+	reasonTooLong   = "too_long" // and the column: "too_long: target_url"
 )
 
 // ended is what came of one claimed delivery, ready to be recorded.
@@ -68,7 +69,7 @@ func (d *Dispatcher) gate(ctx context.Context, c *claimed) (e ended, send bool) 
 	e = ended{c: c, verdict: verdictDead}
 	switch {
 	case c.MessageID == nil:
-		e.reason = reasonDeleted
+		return d.withoutMessage(ctx, c), false
 	case deref(c.Expired):
 		e.reason = reasonExpired
 	case c.Attempts > d.maxAttempts(c) && c.Lapsed:

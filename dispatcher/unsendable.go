@@ -1,10 +1,13 @@
 package dispatcher
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"postern/dispatcher/post"
 	"postern/outbox/signature"
@@ -53,6 +56,21 @@ func (d *Dispatcher) invalidURL(c *claimed) post.Response {
 		}
 	}
 	return post.Response{Started: time.Now(), Class: post.ClassInvalidURL, Error: fault}
+}
+
+// withoutMessage ends a delivery whose claim brought no message: it was deleted,
+// or one of its columns is longer than any claim brings.
+func (d *Dispatcher) withoutMessage(ctx context.Context, c *claimed) ended {
+	e := ended{c: c, verdict: verdictDead, reason: reasonDeleted}
+	fields, err := query(context.WithoutCancel(ctx), d.db, "over_long", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[string])
+	switch {
+	case err != nil:
+		return d.unsendable(c, databaseError{err})
+	case len(fields) > 0:
+		e.reason = reasonTooLong + ": " + fields[0]
+		e.resp = post.Response{Started: time.Now(), Error: fields[0] + " of the message is too long to be sent; nothing was sent"}
+	}
+	return e
 }
 
 // keyring remembers parsed secrets, since preparing a key costs more than

@@ -104,5 +104,15 @@ select c.id,
        e.backoff_cap,
        e.permanent_codes
   from claimed c
-  left join lateral (select * from postern.outbox o where o.id = c.outbox_id offset 0) o on true
+  left join lateral (
+    select *
+      from postern.outbox o
+     where o.id = c.outbox_id
+       and octet_length(o.message_id) <= 64
+       and octet_length(o.event_type) <= 255
+       and octet_length(o.payload) <= 1048576
+       and octet_length(o.content_type) <= 255
+       and case when pg_column_size(o.headers) <= 32768 then octet_length(o.headers::text) <= 16384 else o.headers is null end
+       and coalesce(octet_length(o.target_url) <= 8192, true)
+    offset 0) o on true
   left join lateral (select * from postern.endpoint e where e.id = c.endpoint_id offset 0) e on true

@@ -24,8 +24,9 @@ func TestSchemaNames(t *testing.T) {
 }
 
 // What is due, how it is leased and what is told of it is the same for governed
-// destinations, but for who says how many.
-func TestGovernedClaimIsAClaim(t *testing.T) {
+// destinations, but for who says how many; and a probe tells the same of what it
+// has claimed.
+func TestEveryClaimIsAClaim(t *testing.T) {
 	between := func(verb, from, to string) string {
 		_, rest, ok := strings.Cut(sql.Load(verb, sql.DefaultSchema), from)
 		part, _, found := strings.Cut(rest, to)
@@ -46,5 +47,10 @@ func TestGovernedClaimIsAClaim(t *testing.T) {
 		if plain != governed {
 			t.Errorf("after %q claim.sql says\n%s\nand claim_governed.sql\n%s", part.from, plain, governed)
 		}
+	}
+	probe := strings.ReplaceAll(between("probe", "\n       o.message_id,", ""), "coalesce(e.timeout, @timeout::interval) / due.patience as timeout", "e.timeout")
+	probe = strings.ReplaceAll(probe, "\n  join due on due.id = c.id\n  join leased l on l.destination = c.destination", "")
+	if plain := between("claim", "\n       o.message_id,", ""); plain != probe {
+		t.Errorf("claim.sql tells of a message\n%s\nand probe.sql\n%s", plain, probe)
 	}
 }
