@@ -11,6 +11,7 @@ import (
 
 	"postern/dispatcher/post"
 	"postern/outbox/signature"
+	"postern/sql/session"
 )
 
 // errDeleted says that a message was deleted while its delivery was claimed.
@@ -62,7 +63,7 @@ func (d *Dispatcher) invalidURL(c *claimed) post.Response {
 // or one of its columns is longer than any claim brings.
 func (d *Dispatcher) withoutMessage(ctx context.Context, c *claimed) ended {
 	e := ended{c: c, verdict: verdictDead, reason: reasonDeleted}
-	fields, err := query(context.WithoutCancel(ctx), d.db, "over_long", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[string])
+	fields, err := session.Query(context.WithoutCancel(ctx), d.db, "over_long", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[string])
 	switch {
 	case err != nil:
 		return d.unsendable(c, databaseError{err})

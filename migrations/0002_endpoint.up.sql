@@ -38,8 +38,8 @@ which it would not with a subquery in it. */
 create function postern.destination(target_url text) returns text
 language sql immutable parallel safe
 return case
-         when target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
-              and octet_length(target_url) <= 8192
+         when octet_length(target_url) <= 8192
+              and target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'
               and octet_length(split_part(target_url, '/', 3)) <= 240
          then split_part(target_url, '/', 1) || '//' || split_part(target_url, '/', 3)
          else postern.origin(target_url)
@@ -98,7 +98,7 @@ create function postern.sendable_headers(headers jsonb) returns boolean
 language sql immutable parallel safe
 return case
          when headers is null then true
-         when jsonb_typeof(headers) <> 'object' then false
+         when jsonb_typeof(headers) <> 'object' or pg_column_size(headers) > 131072 then false
          else (select count(*) <= 20
                       and count(distinct h.folded) = count(*)
                       and coalesce(bool_and(
@@ -157,11 +157,13 @@ create table postern.endpoint (
     check (status in ('active', 'paused', 'disabled', 'deleted')),
   constraint "style is standard, plain, github or stripe"
     check (style in ('standard', 'plain', 'github', 'stripe')),
+  constraint "secret is at most 1024 bytes"
+    check (octet_length(secret) <= 1024 and coalesce(octet_length(previous_secret) <= 1024, true)),
   constraint "secret has no blanks around it"
-    check (secret ~ '^\S(.*\S)?$'),
+    check (case when octet_length(secret) <= 1024 then secret ~ '^\S(.*\S)?$' end),
   constraint "secret for standard is whsec_ and base64 of 24 to 64 bytes"
     check (style <> 'standard'
-        or (secret ~ '^whsec_[A-Za-z0-9+/]{32,86}={0,2}$' and octet_length(secret) between 38 and 94 and octet_length(secret) % 4 = 2)),
+        or (octet_length(secret) between 38 and 94 and octet_length(secret) % 4 = 2 and secret ~ '^whsec_[A-Za-z0-9+/]{32,86}={0,2}$')),
   constraint "headers is an object of strings that may be sent"
     check (postern.sendable_headers(headers)),
   constraint "timeout is between 100 ms and 5 minutes"
@@ -172,6 +174,13 @@ create table postern.endpoint (
     check (rate_limit between 1e-6 and 1e6 and rate_burst >= 1),
   constraint "max_attempts of an endpoint is between 1 and 1000"
     check (max_attempts between 1 and 1000),
+  constraint "tenant is at most 255 bytes, reason 8 KiB, event_types 1000 of 255"
+    check (octet_length(tenant) <= 255
+       and coalesce(octet_length(reason) <= 8192, true)
+       and cardinality(event_types) <= 1000
+       and pg_column_size(event_types) <= 300000),
+  constraint "permanent_codes is at most 1000 codes"
+    check (cardinality(permanent_codes) <= 1000),
   constraint "permanent_codes is a list without nulls"
     check (array_ndims(permanent_codes) = 1 and array_position(permanent_codes, null) is null),
   constraint "backoff is above 0 and at most 7 days"

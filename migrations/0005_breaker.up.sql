@@ -37,6 +37,8 @@ create table postern.breaker (
 
   constraint "destination is 1 to 300 bytes"
     check (octet_length(destination) between 1 and 300),
+  constraint "reason is at most 8 KiB"
+    check (octet_length(reason) <= 8192),
   constraint "state is closed, open or half_open, or throttled for database"
     check (state in ('closed', 'open', 'half_open') or (state = 'throttled' and destination = 'database')),
   constraint "forced is open, closed or null"

@@ -28,7 +28,7 @@ comment on column postern.dead_letter.message_id is 'The webhook-id. Null: the m
 comment on column postern.dead_letter.tenant is 'Whose endpoints it goes to.';
 comment on column postern.dead_letter.event_type is 'What happened, for instance order.created.';
 comment on column postern.dead_letter.destination is 'Where it was to go.';
-comment on column postern.dead_letter.reason is 'Why it died: max_attempts, gone, expired, permanent_status, address_refused, invalid_url, invalid_header, no_secret, message_deleted, or "outcome of the last attempt unknown".';
+comment on column postern.dead_letter.reason is 'Why it died: max_attempts, gone, expired, permanent_status, address_refused, invalid_url, invalid_header, no_secret, too_long and the column, message_deleted, or "outcome of the last attempt unknown".';
 comment on column postern.dead_letter.attempts is 'Attempts used.';
 comment on column postern.dead_letter.last_status is 'HTTP status of the last answer.';
 comment on column postern.dead_letter.last_error is 'Why the last attempt failed.';

@@ -22,7 +22,7 @@ COMMENT ON FUNCTION postern.origin(target_url text) IS 'What postern.destination
 
 CREATE FUNCTION postern.destination(target_url text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE WHEN ((target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'::text) AND (octet_length(target_url) <= 8192) AND (octet_length(split_part(target_url, '/'::text, 3)) <= 240)) THEN ((split_part(target_url, '/'::text, 1) || '//'::text) || split_part(target_url, '/'::text, 3)) ELSE postern.origin(target_url) END;
+    RETURN CASE WHEN ((octet_length(target_url) <= 8192) AND (target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'::text) AND (octet_length(split_part(target_url, '/'::text, 3)) <= 240)) THEN ((split_part(target_url, '/'::text, 1) || '//'::text) || split_part(target_url, '/'::text, 3)) ELSE postern.origin(target_url) END;
 
 COMMENT ON FUNCTION postern.destination(target_url text) IS 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
 
@@ -34,7 +34,7 @@ COMMENT ON FUNCTION postern.new_secret() IS 'A new signing secret: whsec_ and th
 
 CREATE FUNCTION postern.sendable_headers(headers jsonb) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE WHEN (headers IS NULL) THEN true WHEN (jsonb_typeof(headers) <> 'object'::text) THEN false ELSE (SELECT ((count(*) <= 20) AND (count(DISTINCT h.folded) = count(*)) AND COALESCE(bool_and(((jsonb_typeof(h.value) = 'string'::text) AND (octet_length(h.name) <= 64) AND (h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'::text) AND (octet_length((h.value #>> '{}'::text[])) <= 4096) AND ((h.value #>> '{}'::text[]) ~ '^[ -~]*$'::text) AND (h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'::text))), true)) FROM (SELECT jsonb_each.key AS name, jsonb_each.value, translate(lower((jsonb_each.key COLLATE "C")), '_'::text, '-'::text) AS folded FROM jsonb_each(sendable_headers.headers) jsonb_each(key, value)) h) END;
+    RETURN CASE WHEN (headers IS NULL) THEN true WHEN ((jsonb_typeof(headers) <> 'object'::text) OR (pg_column_size(headers) > 131072)) THEN false ELSE (SELECT ((count(*) <= 20) AND (count(DISTINCT h.folded) = count(*)) AND COALESCE(bool_and(((jsonb_typeof(h.value) = 'string'::text) AND (octet_length(h.name) <= 64) AND (h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'::text) AND (octet_length((h.value #>> '{}'::text[])) <= 4096) AND ((h.value #>> '{}'::text[]) ~ '^[ -~]*$'::text) AND (h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'::text))), true)) FROM (SELECT jsonb_each.key AS name, jsonb_each.value, translate(lower((jsonb_each.key COLLATE "C")), '_'::text, '-'::text) AS folded FROM jsonb_each(sendable_headers.headers) jsonb_each(key, value)) h) END;
 
 COMMENT ON FUNCTION postern.sendable_headers(headers jsonb) IS 'Whether custom headers of an endpoint can be sent: names that are not reserved, values of printable ASCII.';
 
@@ -69,11 +69,18 @@ CREATE TABLE postern.endpoint (
     CONSTRAINT "max_attempts of an endpoint is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT "max_in_flight is between 1 and 10000" CHECK (((max_in_flight >= 1) AND (max_in_flight <= 10000))),
     CONSTRAINT "permanent_codes is a list without nulls" CHECK (((array_ndims(permanent_codes) = 1) AND (array_position(permanent_codes, NULL::smallint) IS NULL))),
+    CONSTRAINT "permanent_codes is at most 1000 codes" CHECK ((cardinality(permanent_codes) <= 1000)),
     CONSTRAINT "rate_limit is 0.000001 to 1000000 a second, rate_burst >= 1" CHECK ((((rate_limit >= (0.000001)::double precision) AND (rate_limit <= ('1000000'::numeric)::double precision)) AND (rate_burst >= 1))),
-    CONSTRAINT "secret for standard is whsec_ and base64 of 24 to 64 bytes" CHECK (((style <> 'standard'::text) OR ((secret ~ '^whsec_[A-Za-z0-9+/]{32,86}={0,2}$'::text) AND ((octet_length(secret) >= 38) AND (octet_length(secret) <= 94)) AND ((octet_length(secret) % 4) = 2)))),
-    CONSTRAINT "secret has no blanks around it" CHECK ((secret ~ '^\S(.*\S)?$'::text)),
+    CONSTRAINT "secret for standard is whsec_ and base64 of 24 to 64 bytes" CHECK (((style <> 'standard'::text) OR (((octet_length(secret) >= 38) AND (octet_length(secret) <= 94)) AND ((octet_length(secret) % 4) = 2) AND (secret ~ '^whsec_[A-Za-z0-9+/]{32,86}={0,2}$'::text)))),
+    CONSTRAINT "secret has no blanks around it" CHECK (
+CASE
+    WHEN (octet_length(secret) <= 1024) THEN (secret ~ '^\S(.*\S)?$'::text)
+    ELSE NULL::boolean
+END),
+    CONSTRAINT "secret is at most 1024 bytes" CHECK (((octet_length(secret) <= 1024) AND COALESCE((octet_length(previous_secret) <= 1024), true))),
     CONSTRAINT "status is active, paused, disabled or deleted" CHECK ((status = ANY (ARRAY['active'::text, 'paused'::text, 'disabled'::text, 'deleted'::text]))),
     CONSTRAINT "style is standard, plain, github or stripe" CHECK ((style = ANY (ARRAY['standard'::text, 'plain'::text, 'github'::text, 'stripe'::text]))),
+    CONSTRAINT "tenant is at most 255 bytes, reason 8 KiB, event_types 1000 of " CHECK (((octet_length(tenant) <= 255) AND COALESCE((octet_length(reason) <= 8192), true) AND (cardinality(event_types) <= 1000) AND (pg_column_size(event_types) <= 300000))),
     CONSTRAINT "timeout is between 100 ms and 5 minutes" CHECK (((timeout >= '00:00:00.1'::interval) AND (timeout <= '00:05:00'::interval))),
     CONSTRAINT "url is http or https with a host, at most 8192 bytes" CHECK ((postern.destination(url) <> 'invalid'::text))
 );
@@ -261,6 +268,7 @@ CREATE TABLE postern.breaker (
     CONSTRAINT "an open breaker has opened_at and retry_at" CHECK (((state <> ALL (ARRAY['open'::text, 'half_open'::text])) OR ((opened_at IS NOT NULL) AND (retry_at IS NOT NULL)))),
     CONSTRAINT "destination is 1 to 300 bytes" CHECK (((octet_length(destination) >= 1) AND (octet_length(destination) <= 300))),
     CONSTRAINT "forced is open, closed or null" CHECK ((forced = ANY (ARRAY['open'::text, 'closed'::text]))),
+    CONSTRAINT "reason is at most 8 KiB" CHECK ((octet_length(reason) <= 8192)),
     CONSTRAINT "state is closed, open or half_open, or throttled for database" CHECK (((state = ANY (ARRAY['closed'::text, 'open'::text, 'half_open'::text])) OR ((state = 'throttled'::text) AND (destination = 'database'::text)))),
     CONSTRAINT "times are finite: to shut a breaker for ever, force it open" CHECK ((isfinite(opened_at) AND isfinite(retry_at) AND isfinite(closed_at) AND isfinite(probe_until) AND isfinite(hold_until))),
     CONSTRAINT "trips and successes are at least 0" CHECK (((trips >= 0) AND (successes >= 0)))
@@ -566,17 +574,17 @@ CREATE FUNCTION postern.check_message() RETURNS trigger
     AS $_$
 declare
   broken constant text := case
-    when not (new.message_id ~ '^[A-Za-z0-9_-]+$' and octet_length(new.message_id) <= 64)
+    when not (octet_length(new.message_id) <= 64 and new.message_id ~ '^[A-Za-z0-9_-]+$')
     then 'message_id is 1 to 64 of A-Z a-z 0-9 _ -'
     when not (octet_length(new.tenant) <= 255)
     then 'tenant is at most 255 bytes'
-    when not (new.event_type ~ '^[A-Za-z0-9_./-]+$' and octet_length(new.event_type) <= 255)
+    when not (octet_length(new.event_type) <= 255 and new.event_type ~ '^[A-Za-z0-9_./-]+$')
     then 'event_type is 1 to 255 of A-Z a-z 0-9 _ - . /'
     when not (octet_length(new.payload) between 1 and 1048576)
     then 'payload is 1 byte to 1 MiB'
-    when not (new.content_type ~ '^[!-~]([ -~]*[!-~])?$' and octet_length(new.content_type) <= 255)
+    when not (octet_length(new.content_type) <= 255 and new.content_type ~ '^[!-~]([ -~]*[!-~])?$')
     then 'content_type is 1 to 255 printable ASCII characters'
-    when not (jsonb_typeof(new.headers) = 'object' and octet_length(new.headers::text) <= 16384)
+    when not (jsonb_typeof(new.headers) = 'object' and pg_column_size(new.headers) <= 131072 and octet_length(new.headers::text) <= 16384)
     then 'headers is a JSON object of at most 16 KiB'
     when not (octet_length(new.idempotency_key) between 1 and 255)
     then 'idempotency_key is 1 to 255 bytes'
@@ -1549,7 +1557,7 @@ COMMENT ON COLUMN postern.dead_letter.event_type IS 'What happened, for instance
 
 COMMENT ON COLUMN postern.dead_letter.destination IS 'Where it was to go.';
 
-COMMENT ON COLUMN postern.dead_letter.reason IS 'Why it died: max_attempts, gone, expired, permanent_status, address_refused, invalid_url, invalid_header, no_secret, message_deleted, or "outcome of the last attempt unknown".';
+COMMENT ON COLUMN postern.dead_letter.reason IS 'Why it died: max_attempts, gone, expired, permanent_status, address_refused, invalid_url, invalid_header, no_secret, too_long and the column, message_deleted, or "outcome of the last attempt unknown".';
 
 COMMENT ON COLUMN postern.dead_letter.attempts IS 'Attempts used.';
 
