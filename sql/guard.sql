@@ -3,8 +3,12 @@ Judges whether Postgres is in trouble, and moves the breaker that guards it:
 closed, throttled, open, one step at a time, so that the milder one gets its
 chance. Postgres is in trouble when
 
-- too many of our dispatchers, or of the database's sessions, wait for locks, but
-  for advisory ones, for which an application may wait as long as it likes;
+- too many of our dispatchers wait for locks, or too many sessions wait for a lock
+  on one of our tables or behind a session of ours, however many others stand
+  between. Other queues are the application's own: for its tables, for a key that
+  two of its transactions insert, for advisory locks. They are no reason to stop
+  delivering. Who blocks whom is asked of the hundred that have waited longest, and
+  only when enough sessions wait for it to matter;
 - statements give up waiting for a lock, or connections are not to be had;
 - outcomes pile up, so that the slots are full of deliveries that only need to
   be recorded, while far less than usual is recorded. Full slots alone mean
@@ -18,7 +22,7 @@ From open it comes back by a probe.
 
 One row: the trouble, if there is any, and the state that the breaker is in.
 */
-with fleet as materialized (
+with recursive fleet as materialized (
   select count(*) as live,
          count(*) filter (where d.waiting_since <= now() - @lock_wait::interval) as waiting,
          sum(d.lock_timeouts) as lock_timeouts,
@@ -33,19 +37,54 @@ with fleet as materialized (
    where d.state = 'running'
      and d.heartbeat_at > now() - interval '15 s'
 ),
-line as materialized (
-  select count(distinct l.pid) as sessions
+queue as materialized (
+  select l.pid,
+         l.mode || ' on ' || coalesce(c.relname::text, l.locktype) as lock,
+         l.waitstart,
+         coalesce(l.locktype = 'relation' and c.relnamespace = (select t.relnamespace from pg_catalog.pg_class t where t.oid = 'postern.delivery'::regclass), false) as on_ours
     from pg_catalog.pg_locks l
     join pg_catalog.pg_stat_activity a on a.pid = l.pid
+    left join pg_catalog.pg_class c on c.oid = l.relation and l.database = a.datid
    where not l.granted
      and l.locktype <> 'advisory'
      and l.waitstart <= now() - @lock_wait::interval
      and a.datname = current_database()
+   order by l.waitstart
+   limit 100
+),
+blocked as materialized (
+  select q.*, pg_catalog.pg_blocking_pids(q.pid) as blockers
+    from queue q
+   where (select count(*) from queue) >= least(@sessions::integer, 100)
+),
+ours as materialized (
+  select array_agg(a.pid) as pids
+    from pg_catalog.pg_stat_activity a
+   where a.datname = current_database()
+     and a.application_name = 'postern'
+     and exists (select from blocked)
+),
+concerned (pid) as (
+  select b.pid
+    from blocked b
+   cross join ours
+   where b.on_ours
+      or b.blockers && ours.pids
+   union
+  select b.pid
+    from concerned c
+    join blocked b on c.pid = any (b.blockers)
+),
+line as materialized (
+  select count(distinct b.pid) as sessions,
+         (array_agg(format('process %s for %s, behind %s', b.pid, b.lock, array_to_string(b.blockers, ', ')) order by b.waitstart))[1] as longest
+    from blocked b
+   where b.pid in (select c.pid from concerned c)
 ),
 verdict as materialized (
   select case
            when waiting > live * @waiting::double precision then format('%s of %s dispatchers wait for locks', waiting, live)
-           when sessions >= @sessions then format('%s sessions wait for locks', sessions)
+           when sessions >= least(@sessions::integer, 100) then format('%s sessions wait for locks on our tables or behind ours, longest %s', sessions, longest)
            when lock_timeouts >= live * @timeouts then format('%s statements gave up waiting', lock_timeouts)
            when pool_timeouts >= live * @timeouts then format('no connection was free %s times', pool_timeouts)
            when unrecorded > slots * @in_flight_ratio::double precision and throughput < usual_throughput * 0.2

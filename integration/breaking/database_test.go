@@ -29,8 +29,8 @@ func statements(t testing.TB, db *pgtest.Database) int {
 	return count(t, db, `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`)
 }
 
-// The application stands still: a session holds one of its tables, forty others
-// queue behind it. The fleet steps aside, though none of it waits.
+// Producers stand still: a session keeps them from writing to the outbox, and
+// forty queue behind it. The fleet steps aside, though none of it waits.
 func TestFleetStepsAside(t *testing.T) {
 	t.Parallel()
 	db := pgtest.DB(t)
@@ -43,7 +43,8 @@ func TestFleetStepsAside(t *testing.T) {
 		}
 		fleet.Start(t, c)
 	}
-	db.Exec(`create table orders (id int)`)
+	db.Exec(`insert into postern.outbox (event_type, payload, target_url, deliver_after)
+	         select 'order.created', '{}', $1, now() + interval '1 hour' from generate_series(1, 200)`, rcv.URL)
 	idle, since := statements(t, db), time.Now()
 	pgtest.Eventually(t, time.Minute, "ten idle seconds", func() bool { return time.Since(since) > 10*time.Second })
 	idle = statements(t, db) - idle
@@ -54,7 +55,7 @@ func TestFleetStepsAside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(ctx, `lock table orders in access exclusive mode`); err != nil {
+	if _, err := tx.Exec(ctx, `lock table postern.outbox in share row exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
 	queue := make(chan error, 40)
@@ -62,7 +63,7 @@ func TestFleetStepsAside(t *testing.T) {
 		go func() {
 			conn, err := pgx.ConnectConfig(ctx, db.Config())
 			if err == nil {
-				_, err = conn.Exec(ctx, `insert into orders values (1)`)
+				_, err = conn.Exec(ctx, `insert into postern.outbox (event_type, payload, target_url) values ('queued', '1', $1)`, rcv.URL)
 				_ = conn.Close(context.WithoutCancel(ctx))
 			}
 			queue <- err
@@ -71,7 +72,7 @@ func TestFleetStepsAside(t *testing.T) {
 	began := time.Now()
 	pgtest.Eventually(t, time.Minute, "the breaker of the database opens", func() bool { s := state(t, db); return s == "open" || s == "half_open" })
 	t.Logf("open %s after the sessions began to queue", time.Since(began).Round(100*time.Millisecond))
-	insertMany(db, rcv.URL, 200)
+	db.Exec(`update postern.delivery set next_attempt_at = now()`)
 	before, from := statements(t, db), time.Now()
 	pgtest.Eventually(t, time.Minute, "ten seconds of the incident", func() bool { return time.Since(from) > 10*time.Second })
 	busy := statements(t, db) - before
@@ -95,7 +96,7 @@ func TestFleetStepsAside(t *testing.T) {
 		}
 	}
 	released := time.Now()
-	rcv.Wait(200, time.Minute)
+	rcv.Wait(240, time.Minute)
 	t.Logf("all delivered %s after the release", time.Since(released).Round(100*time.Millisecond))
 	if s := state(t, db); s != "closed" {
 		t.Errorf("the breaker is %s", s)
@@ -338,5 +339,88 @@ func TestAdvisoryLocksAreNoTrouble(t *testing.T) {
 	}
 	if got := pgtest.Rows[string](t, db, `select concat_ws(' ', change, reason) from postern.journal`); len(got) != 0 {
 		t.Errorf("%v", got)
+	}
+}
+
+// Producers wait for each other: for a table of theirs, or because they insert
+// one idempotency key at the same time. None of it comes from delivering, and
+// everybody else's messages are delivered.
+func TestProducersOwnQueueIsNoTrouble(t *testing.T) {
+	t.Parallel()
+	for name, queue := range map[string]struct{ held, wanted string }{
+		"a table": {`lock table orders in access exclusive mode`, `insert into orders values (1)`},
+		"a key": {
+			`insert into postern.outbox (event_type, payload, idempotency_key) values ('e', '1', 'same')`,
+			`insert into postern.outbox (event_type, payload, idempotency_key) values ('e', '1', 'same') on conflict do nothing`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.DB(t)
+			rcv := receiver.New(t, receiver.Status(200))
+			c, _ := config(t, db)
+			c.Breaker = breaker.Settings{Database: breaker.DatabaseSettings{LockWait: time.Second, Sessions: 5}}
+			fleet.Start(t, c)
+			db.Exec(`create table orders (id int)`)
+			release := queueBehind(t, db, queue.held, queue.wanted, 8)
+			heard := pgtest.Scan[time.Time](t, db, `select clock_timestamp()`)
+			for range 3 {
+				pgtest.Eventually(t, time.Minute, "the queue is judged", func() bool {
+					return pgtest.Scan[bool](t, db, `select max(heartbeat_at) > $1 from postern.dispatcher`, heard)
+				})
+				heard = pgtest.Scan[time.Time](t, db, `select max(heartbeat_at) from postern.dispatcher`)
+			}
+			insertMany(db, rcv.URL, 20)
+			rcv.Wait(20, time.Minute)
+			if got := pgtest.Rows[string](t, db, `select concat_ws(' ', change, reason) from postern.journal where subject = 'database'`); len(got) != 0 {
+				t.Errorf("%v", got)
+			}
+			release()
+		})
+	}
+}
+
+// Sessions that wait behind one of ours are our doing, also those that wait for
+// one that does. The breaker says which.
+func TestQueueBehindOursIsTrouble(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	c, _ := config(t, db)
+	c.Breaker = breaker.Settings{Database: breaker.DatabaseSettings{LockWait: time.Second, Sessions: 5}}
+	fleet.Start(t, c)
+	db.Exec(`create table orders (id int)`)
+	release := queueBehind(t, db, `set application_name = 'postern'; lock table orders in access exclusive mode`, `insert into orders values (1)`, 8)
+	pgtest.Eventually(t, time.Minute, "the breaker of the database moves and says why", func() bool {
+		return count(t, db, `select count(*) from postern.journal where subject = 'database'
+		                      and reason ~ '8 sessions wait for locks on our tables or behind ours, longest process [0-9]+ for RowExclusiveLock on orders, behind [0-9]+'`) > 0
+	})
+	release()
+}
+
+// queueBehind has sessions wait for what another holds, until release.
+func queueBehind(t testing.TB, db *pgtest.Database, held, wanted string, sessions int) (release func()) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	holder := db.Connect()
+	if _, err := holder.Exec(ctx, "begin;"+held); err != nil {
+		t.Fatal(err)
+	}
+	var queue sync.WaitGroup
+	for range sessions {
+		conn := db.Connect()
+		queue.Go(func() {
+			if _, err := conn.Exec(ctx, wanted); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	pgtest.Eventually(t, time.Minute, "they wait", func() bool {
+		return count(t, db, `select count(distinct pid) from pg_locks where not granted and pid in (select pid from pg_stat_activity where datname = current_database())`) == sessions
+	})
+	return func() {
+		if _, err := holder.Exec(ctx, "rollback"); err != nil {
+			t.Error(err)
+		}
+		queue.Wait()
 	}
 }
