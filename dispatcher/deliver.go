@@ -36,6 +36,7 @@ type ended struct {
 	hold     time.Duration // that the receiver asked for its destination
 	unseated bool          // no slot came free for it
 	plain    bool          // for finish.sql: set where outcomes are recorded
+	known    time.Time     // when it became known
 }
 
 // deliver is the story of one claimed delivery.
@@ -53,6 +54,7 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	// The slot is held until the outcome is taken over: where outcomes cannot be
 	// recorded, nothing more is sent.
 	d.vitals.unrecorded.Add(1)
+	e.known = time.Now()
 	d.metrics.ended(&e)
 	d.outcomes <- e
 	if c.Probe {

@@ -101,9 +101,11 @@ type Dispatcher struct {
 	flying       sync.WaitGroup
 	recorders    sync.WaitGroup
 	behind       behind
-	parked       atomic.Int32 // outcomes whose deliveries others have locked
-	lost         atomic.Int64 // requests cut and outcomes not recorded
-	orphans      chan string  // destinations whose endpoint is deleted
+	unwritten    unwritten
+	lagging      chan struct{} // a hint that recording takes long, for the heartbeat; holds one
+	parked       atomic.Int32  // outcomes whose deliveries others have locked
+	lost         atomic.Int64  // requests cut and outcomes not recorded
+	orphans      chan string   // destinations whose endpoint is deleted
 
 	// Used by the claiming loop alone.
 	seen      int64 // newest delivery that fresh has read
@@ -219,6 +221,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		wakeups:      make(chan struct{}, 1),
 		unseen:       make(chan struct{}, 1),
 		orphans:      make(chan string, steps),
+		lagging:      make(chan struct{}, 1),
 		breakers:     newBreakers(cfg.Breaker),
 	}
 	if d.now == nil {

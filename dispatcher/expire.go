@@ -22,9 +22,10 @@ const (
 func (d *Dispatcher) expire(ctx context.Context) {
 	var since time.Time
 	var after int64
+	var again []int64
 	wait := expireInterval
 	for pause(ctx, wait) {
-		done, err := d.expireSince(ctx, since, after)
+		done, err := d.expireSince(ctx, since, after, again)
 		wait = expireInterval
 		switch {
 		case ctx.Err() != nil:
@@ -37,6 +38,7 @@ func (d *Dispatcher) expire(ctx context.Context) {
 		default:
 			since, after = done.Until.Add(-lateCommits), 0
 		}
+		again = done.Again
 		if done.Ended > 0 {
 			d.metrics.dead.WithLabelValues(reasonExpired).Add(float64(done.Ended))
 			d.log.Warn().Int64("deliveries", done.Ended).Msg("expired before they could be sent")
@@ -50,10 +52,11 @@ type expiry struct {
 	After int64
 	More  bool
 	Ended int64
+	Again []int64 // messages whose deliveries are leased or locked
 }
 
-func (d *Dispatcher) expireSince(ctx context.Context, since time.Time, after int64) (expiry, error) {
-	rows, err := session.Query(ctx, d.db, "expire", pgx.StrictNamedArgs{"since": since, "after": after}, pgx.RowToStructByName[expiry])
+func (d *Dispatcher) expireSince(ctx context.Context, since time.Time, after int64, again []int64) (expiry, error) {
+	rows, err := session.Query(ctx, d.db, "expire", pgx.StrictNamedArgs{"since": since, "after": after, "again": again}, pgx.RowToStructByName[expiry])
 	if err != nil {
 		return expiry{}, err
 	}

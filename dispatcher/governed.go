@@ -21,6 +21,9 @@ const (
 	// cappedWait is the least wait for a destination whose cap is used up by
 	// leases that others hold. Our own end it as soon as they are recorded.
 	cappedWait = time.Second
+	// refillWait is the most that a destination waits for its rate before it is
+	// looked at again: an operator may have raised it.
+	refillWait = 5 * time.Second
 )
 
 // allowed is one row of allow.sql: what a governed destination may have now.
@@ -95,16 +98,18 @@ func (ds *destinations) takeGoverned(s share, n int, last floor, rule allowed, h
 }
 
 // patience is how long a destination waits that has got all it is allowed. A
-// cap that others use up is looked at again after a second, and more rarely
-// where many wait, so that those looks stay below a thousand a second.
+// cap that others use up is looked at again after a second, a low rate after
+// refillWait, and both more rarely where many wait, so that those looks stay below
+// a thousand a second.
 func (ds *destinations) patience(rule allowed) time.Duration {
 	var wait time.Duration
+	crowd := time.Duration(len(ds.later)) * time.Millisecond
 	if rule.Capped {
-		wait = max(cappedWait, time.Duration(len(ds.later))*time.Millisecond)
+		wait = max(cappedWait, crowd)
 	}
 	if rule.RefillMs != nil {
 		refill := time.Duration(min(*rule.RefillMs, 3.6e6) * float64(time.Millisecond))
-		wait = max(wait, refill, time.Millisecond)
+		wait = max(wait, min(refill, max(refillWait, crowd)), time.Millisecond)
 	}
 	return wait
 }

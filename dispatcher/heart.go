@@ -130,7 +130,7 @@ func (d *Dispatcher) beat(ctx context.Context) {
 			h.conn.Close(context.WithoutCancel(ctx))
 		}
 	}()
-	for wait := rand.N(heartbeatInterval); pause(ctx, wait); {
+	for wait := rand.N(heartbeatInterval); d.awaitBeat(ctx, wait); {
 		began := time.Now()
 		troubled, err := d.beatOnce(ctx, h)
 		if ctx.Err() != nil {
@@ -160,6 +160,20 @@ func (d *Dispatcher) beat(ctx context.Context) {
 			d.log.Error().Err(err).Msg("heartbeats fail; claiming nothing until one succeeds")
 			d.breakers.alone.Store(true)
 		}
+	}
+}
+
+// awaitBeat waits until it is time for the next heartbeat. One that says that
+// outcomes wait to be recorded has to come before their leases end. It reports
+// whether ctx still goes on.
+func (d *Dispatcher) awaitBeat(ctx context.Context, wait time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-d.lagging:
+		return pause(ctx, min(wait, troubledInterval/4))
+	case <-time.After(wait):
+		return true
 	}
 }
 
@@ -220,6 +234,7 @@ func (d *Dispatcher) heartbeatArgs(state string) pgx.StrictNamedArgs {
 		"activity":         d.vitals.activity(),
 		"in_flight":        d.destinations.inTheAir(),
 		"unrecorded":       d.vitals.unrecorded.Load(),
+		"unrecorded_ms":    d.unwritten.age(len(d.outcomes), time.Now()),
 		"pids":             d.vitals.sessions(),
 		"throughput":       v.Throughput,
 		"usual_throughput": v.UsualThroughput,

@@ -83,7 +83,7 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 				{"finish", finishArgs(newest, 10), 120, 0},
 				{"record", recordArgs(newest, 10), 150, 10},
 				{"sift", pgx.NamedArgs{"ids": []int64{newest - 3, newest - 2, newest - 1, newest}}, 100, 0},
-				{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0)}, 20, 1},
+				{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0), "again": []int64{1}}, 20, 1},
 				{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20, 1},
 			} {
 				for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
@@ -226,7 +226,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 			"cooldown": time.Second, "cooldown_cap": time.Minute, "retry_after_ms": 0.0, "reason": "test"}, 20},
 		{"tidy", pgx.NamedArgs{"forget": time.Duration(0)}, 25_000},
 		{"cancel_orphans", pgx.NamedArgs{"destination": "ep_7"}, 20},
-		{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0)}, 20},
+		{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0), "again": []int64{1}}, 20},
 		{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20},
 	}
 	run := make([]func() (pages, rows int), len(cases))

@@ -27,13 +27,15 @@ const (
 func (d *Dispatcher) record(ctx context.Context) {
 	batch := make([]ended, 0, d.cfg.Batch)
 	for {
-		batch = d.collect(batch[:0])
+		var written *time.Time
+		batch, written = d.collect(batch[:0])
 		if len(batch) == 0 {
 			return
 		}
 		plain := plainFirst(batch)
 		d.write(ctx, batch[:plain])
 		d.write(ctx, batch[plain:])
+		d.unwritten.end(written)
 		d.vitals.unrecorded.Add(-int32(len(batch)))
 		clear(batch) // of what it holds in memory
 	}
@@ -41,14 +43,16 @@ func (d *Dispatcher) record(ctx context.Context) {
 
 // collect waits for an outcome and gathers those that come soon after. One
 // writer collects at a time, since two would get half as much each. The batch
-// is empty once the channel is closed and empty.
-func (d *Dispatcher) collect(batch []ended) []ended {
+// is empty once the channel is closed and empty. What it returns beside it is
+// to be ended when the batch is written.
+func (d *Dispatcher) collect(batch []ended) ([]ended, *time.Time) {
 	d.collecting.Lock()
 	defer d.collecting.Unlock()
 	first, more := <-d.outcomes
 	if !more {
-		return batch
+		return batch, nil
 	}
+	began := d.unwritten.begin(first.known)
 	batch = append(batch, first)
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
@@ -56,14 +60,61 @@ func (d *Dispatcher) collect(batch []ended) []ended {
 		select {
 		case next, more := <-d.outcomes:
 			if !more {
-				return batch
+				return batch, began
 			}
 			batch = append(batch, next)
 		case <-timer.C:
-			return batch
+			return batch, began
 		}
 	}
-	return batch
+	return batch, began
+}
+
+// unwritten tells since when the oldest outcome is known that is not written.
+// Others wait in line behind those that are being written, and became known not
+// long before or after the last of them. Its zero value is ready.
+type unwritten struct {
+	mu      sync.Mutex
+	batches map[*time.Time]bool
+	last    time.Time // when the last that left the line became known
+}
+
+func (u *unwritten) begin(known time.Time) *time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.batches == nil {
+		u.batches = map[*time.Time]bool{}
+	}
+	u.batches[&known] = true
+	u.last = known
+	return &known
+}
+
+func (u *unwritten) end(began *time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.batches, began)
+}
+
+// age is how long ago that was, in milliseconds; nil: all is written. waiting is
+// how many are in line.
+func (u *unwritten) age(waiting int, now time.Time) *float64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var oldest time.Time
+	if waiting > 0 {
+		oldest = u.last
+	}
+	for began := range u.batches {
+		if oldest.IsZero() || began.Before(oldest) {
+			oldest = *began
+		}
+	}
+	if oldest.IsZero() {
+		return nil
+	}
+	age := millis(now.Sub(oldest))
+	return &age
 }
 
 // plainFirst puts the outcomes that finish.sql writes first, and returns their
@@ -118,7 +169,11 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 		}
 		if session.SQLState(err) == session.LockNotAvailable {
 			if free, locked, err := d.sift(ctx, batch); err == nil && len(locked) > 0 {
-				d.recorders.Go(func() { d.writeLater(ctx, locked) })
+				began := d.unwritten.begin(locked[0].known)
+				d.recorders.Go(func() {
+					defer d.unwritten.end(began)
+					d.writeLater(ctx, locked)
+				})
 				batch = free
 				continue
 			}
@@ -232,6 +287,8 @@ func refused(err error) bool {
 func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) (err error) {
 	var rows []recordedRow
 	started := time.Now()
+	timer := time.AfterFunc(d.cfg.LeaseMargin/4, func() { hint(d.lagging) })
+	defer timer.Stop()
 	if batch[0].plain {
 		_, err = session.Query(ctx, d.db, "finish", d.attempts(batch, again), pgx.RowTo[int64])
 	} else {

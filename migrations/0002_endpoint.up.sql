@@ -133,6 +133,8 @@ create table postern.endpoint (
   reason          text,
   status_since    timestamptz not null default now(),
   failing_since   timestamptz,
+  failing_times   integer not null default 0,
+  failing_at      timestamptz,
   recovered_at    timestamptz,
   style           text not null default 'standard',
   secret          text default postern.new_secret(),
@@ -196,6 +198,8 @@ comment on column postern.endpoint.generation is
   'Counts changes of URL and status: an answer to a request of an older one does not disable.';
 comment on column postern.endpoint.failing_since is
   'When the failures began that no success has ended. Null: none is known.';
+comment on column postern.endpoint.failing_times is
+  'Failures since then, of which those count that lie a tenth of POSTERN_DISABLE_AFTER apart; failing_at is the last that did.';
 comment on column postern.endpoint.recovered_at is
   'When a success last ended failures. Soon after that, failing does not begin anew.';
 comment on column postern.endpoint.capped_since is
@@ -225,6 +229,8 @@ begin
   end if;
   if new.url <> old.url or (new.status = 'active' and old.status <> 'active') then
     new.failing_since := null;
+    new.failing_times := 0;
+    new.failing_at := null;
   end if;
   if new.url <> old.url or new.status <> old.status then
     new.generation := old.generation + 1; -- what was sent before says nothing any more
@@ -263,7 +269,7 @@ begin
       from jsonb_each(to_jsonb(new)) n
       join jsonb_each(to_jsonb(old)) o on o.key = n.key
      where n.value <> o.value
-       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'recovered_at', 'status_since');
+       and n.key not in ('reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since');
     if new.secret is distinct from old.secret then
       change := 'secret rotated';
     end if;

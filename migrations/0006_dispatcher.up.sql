@@ -16,6 +16,7 @@ create table postern.dispatcher (
   slots            integer not null,
   in_flight        integer not null default 0,
   unrecorded       integer not null default 0,
+  unrecorded_since timestamptz,
   state            text not null default 'running',
   activity         text,
   waiting_for      text,
@@ -38,4 +39,4 @@ comment on column postern.dispatcher.throughput is
 comment on column postern.dispatcher.lock_timeouts is
   'Statements that gave up waiting (SQLSTATE 55P03, 57014) in the last 15 s; pool_timeouts likewise for connections.';
 comment on column postern.dispatcher.unrecorded is
-  'Outcomes that are known and not recorded yet.';
+  'Outcomes that are known and not recorded yet; unrecorded_since is when the oldest became known. While its heartbeats come, nobody claims what was leased to it then.';

@@ -60,7 +60,9 @@ language sql stable parallel safe
 return case
          when breaker.state = 'closed'
           and breaker.closed_at > now() - ramp
-          and ramp > interval '0' -- closed_at may lie after now(), when our transaction began first
+          -- It may lie a little after now(), when our transaction began first, and far where the clock was set back.
+          and breaker.closed_at < now() + interval '5 s'
+          and ramp > interval '0'
           and (breaker.forced is null or breaker.forced_until <= now())
          then floor(power(2, 8 * greatest(0, extract(epoch from now() - breaker.closed_at)) / extract(epoch from ramp)))::integer
        end;

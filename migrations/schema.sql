@@ -47,6 +47,8 @@ CREATE TABLE postern.endpoint (
     reason text,
     status_since timestamp with time zone DEFAULT now() NOT NULL,
     failing_since timestamp with time zone,
+    failing_times integer DEFAULT 0 NOT NULL,
+    failing_at timestamp with time zone,
     recovered_at timestamp with time zone,
     style text DEFAULT 'standard'::text NOT NULL,
     secret text DEFAULT postern.new_secret(),
@@ -88,6 +90,8 @@ END),
 COMMENT ON TABLE postern.endpoint IS 'A subscriber: where messages of its tenant and event types go, and how.';
 
 COMMENT ON COLUMN postern.endpoint.failing_since IS 'When the failures began that no success has ended. Null: none is known.';
+
+COMMENT ON COLUMN postern.endpoint.failing_times IS 'Failures since then, of which those count that lie a tenth of POSTERN_DISABLE_AFTER apart; failing_at is the last that did.';
 
 COMMENT ON COLUMN postern.endpoint.recovered_at IS 'When a success last ended failures. Soon after that, failing does not begin anew.';
 
@@ -169,7 +173,7 @@ begin
       from jsonb_each(to_jsonb(new)) n
       join jsonb_each(to_jsonb(old)) o on o.key = n.key
      where n.value <> o.value
-       and n.key not in ('reason', 'capped_since', 'failing_since', 'generation', 'recovered_at', 'status_since');
+       and n.key not in ('reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since');
     if new.secret is distinct from old.secret then
       change := 'secret rotated';
     end if;
@@ -676,6 +680,8 @@ begin
   end if;
   if new.url <> old.url or (new.status = 'active' and old.status <> 'active') then
     new.failing_since := null;
+    new.failing_times := 0;
+    new.failing_at := null;
   end if;
   if new.url <> old.url or new.status <> old.status then
     new.generation := old.generation + 1; -- what was sent before says nothing any more
@@ -825,7 +831,7 @@ COMMENT ON FUNCTION postern.fan_out() IS 'Trigger: writes the deliveries of new 
 
 CREATE FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) RETURNS integer
     LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN CASE WHEN (((breaker).state = 'closed'::text) AND ((breaker).closed_at > (now() - ramp)) AND (ramp > '00:00:00'::interval) AND (((breaker).forced IS NULL) OR ((breaker).forced_until <= now()))) THEN (floor(power((2)::numeric, (((8)::numeric * GREATEST((0)::numeric, EXTRACT(epoch FROM (now() - (breaker).closed_at)))) / EXTRACT(epoch FROM ramp)))))::integer ELSE NULL::integer END;
+    RETURN CASE WHEN (((breaker).state = 'closed'::text) AND ((breaker).closed_at > (now() - ramp)) AND ((breaker).closed_at < (now() + '00:00:05'::interval)) AND (ramp > '00:00:00'::interval) AND (((breaker).forced IS NULL) OR ((breaker).forced_until <= now()))) THEN (floor(power((2)::numeric, (((8)::numeric * GREATEST((0)::numeric, EXTRACT(epoch FROM (now() - (breaker).closed_at)))) / EXTRACT(epoch FROM ramp)))))::integer ELSE NULL::integer END;
 
 COMMENT ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) IS 'How many deliveries may be in flight over the fleet while a destination comes back from an outage; null: it is not coming back.';
 
@@ -1588,6 +1594,7 @@ CREATE TABLE postern.dispatcher (
     slots integer NOT NULL,
     in_flight integer DEFAULT 0 NOT NULL,
     unrecorded integer DEFAULT 0 NOT NULL,
+    unrecorded_since timestamp with time zone,
     state text DEFAULT 'running'::text NOT NULL,
     activity text,
     waiting_for text,
@@ -1606,7 +1613,7 @@ WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale
 
 COMMENT ON TABLE postern.dispatcher IS 'Processes that dispatch, one row a start.';
 
-COMMENT ON COLUMN postern.dispatcher.unrecorded IS 'Outcomes that are known and not recorded yet.';
+COMMENT ON COLUMN postern.dispatcher.unrecorded IS 'Outcomes that are known and not recorded yet; unrecorded_since is when the oldest became known. While its heartbeats come, nobody claims what was leased to it then.';
 
 COMMENT ON COLUMN postern.dispatcher.throughput IS 'Deliveries that ended per second, lately; usual_throughput over the last minutes.';
 

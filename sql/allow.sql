@@ -14,6 +14,10 @@ Tokens fill up by rate_limit a second to rate_burst, by default a second's
 worth. Where they are what limits, refill_ms says when there is enough again
 for a claim to be worth it: 50 ms' worth, one at least.
 
+A tally of the future is of a clock that was set back since: it is written anew
+with the present time, and what it says of leases is gathered again. Otherwise
+no token would come until the clock is there once more.
+
 `offset 0` and `= any (array(…))` as in claim.sql: look-ups, no walks. Of the
 tally the newest row is read from its end, and the one before it deleted by its
 place, so that rows which vacuum cannot remove yet are never stepped over.
@@ -31,6 +35,7 @@ with rule as materialized (
          c.since,
          c.gathered_at,
          coalesce(c.refilled_at, now()) as refilled_at,
+         coalesce(c.refilled_at > now() + interval '5 s', false) as stepped,
          e.rate_limit,
          coalesce(e.rate_burst, ceil(e.rate_limit)) as burst,
          least(coalesce(e.rate_burst, ceil(e.rate_limit)),
@@ -52,11 +57,12 @@ with rule as materialized (
    where w.destination = any (nullif(current_setting('outbox.governed', true), '')::text[])
 ),
 measured as materialized (
-  select r.*, must.gather, live.leases as live
+  select r.*, must.gather, must.gather or r.stepped as rewrite, live.leases as live
     from rule r
    cross join lateral (
      select r.cap is not null
             and (r.epoch is distinct from r.began
+                 or r.stepped
                  or (r.since > now() - interval '12 s' and r.gathered_at < now() - interval '1 s')) as gather
    ) must
    cross join lateral (
@@ -84,7 +90,7 @@ measured as materialized (
 ),
 current as materialized (
   select m.*,
-         case when m.gather and m.epoch is distinct from m.began then now() else m.since end as counting_since,
+         case when m.gather and (m.stepped or m.epoch is distinct from m.began) then now() else m.since end as counting_since,
          case when m.gather then now() else m.gathered_at end as last_gathered_at
     from measured m
 ),
@@ -93,12 +99,12 @@ gathered as (
   select destination, version + 1, live, began, counting_since, last_gathered_at, tokens,
          greatest(now(), least(refilled_at, now() + interval '1 s'))
     from current
-   where gather
+   where rewrite
   returning destination, ctid as place
 ),
 outdated as (
   delete from postern.tally c
-   where c.ctid = any (array(select place from current where gather))
+   where c.ctid = any (array(select place from current where rewrite))
 ),
 allowance as materialized (
   select destination,
@@ -114,12 +120,12 @@ allowance as materialized (
          burst,
          rate_limit,
          cap - cardinality(live) as room,
-         case when gather then (select g.place from gathered g where g.destination = current.destination) else place end as place,
-         case when gather then version + 1 else version end as version,
+         case when rewrite then (select g.place from gathered g where g.destination = current.destination) else place end as place,
+         case when rewrite then version + 1 else version end as version,
          case when gather then began else epoch end as epoch,
          counting_since as since,
          last_gathered_at as gathered_at,
-         refilled_at
+         least(refilled_at, now() + interval '1 s') as refilled_at
     from current
 ),
 told as materialized (

@@ -18,6 +18,8 @@ with need (kind, name, privileges) as (
          ('column', 'endpoint.status', '{update}'),
          ('column', 'endpoint.reason', '{update}'),
          ('column', 'endpoint.failing_since', '{update}'),
+         ('column', 'endpoint.failing_times', '{update}'),
+         ('column', 'endpoint.failing_at', '{update}'),
          ('column', 'endpoint.recovered_at', '{update}'),
          ('sequence', 'claim_id', '{usage}'),
          ('sequence', 'wake_after', '{select,update}'),

@@ -5,6 +5,10 @@ what makes a killed process visible: the attempt is given back where no
 request was sent. A row has `lapsed` when whoever claimed it before has never
 said what came of it.
 
+A lease that has run out is left to whoever has it while he lives and has not
+been able to record what he knew by then, as when a lock on the table outlasts
+the lease: what he knows may well be that the receiver has the message.
+
 @floors_at and @floors_id say where live rows of the destination began when
 last seen, so that dead index entries before them, which vacuum cannot free
 while some transaction keeps its snapshot, are not stepped over again. (Beside an
@@ -75,7 +79,15 @@ due as materialized (
       where d.status = 'pending'
         and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
         and (d.destination, d.next_attempt_at) <= (w.destination, now())
-        and (d.leased_until is null or d.leased_until < now())
+        and (d.leased_until is null
+             or (d.leased_until < now()
+                 and (d.leased_until < (select coalesce(min(k.unrecorded_since), 'infinity')
+                                        from postern.dispatcher k
+                                       where k.state = 'running' and k.heartbeat_at > now() - interval '15 s')
+                      or d.claimed_by <> all (array(select k.id
+                                                    from postern.dispatcher k
+                                                   where k.state = 'running' and k.heartbeat_at > now() - interval '15 s'
+                                                     and k.unrecorded_since is not null)))))
       order by d.destination, d.next_attempt_at, d.id
       limit w.quota
         for update skip locked

@@ -46,7 +46,15 @@ due as materialized (
       where d.status = 'pending'
         and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
         and (d.destination, d.next_attempt_at) <= (w.destination, now())
-        and (d.leased_until is null or d.leased_until < now())
+        and (d.leased_until is null
+             or (d.leased_until < now()
+                 and (d.leased_until < (select coalesce(min(k.unrecorded_since), 'infinity')
+                                        from postern.dispatcher k
+                                       where k.state = 'running' and k.heartbeat_at > now() - interval '15 s')
+                      or d.claimed_by <> all (array(select k.id
+                                                    from postern.dispatcher k
+                                                   where k.state = 'running' and k.heartbeat_at > now() - interval '15 s'
+                                                     and k.unrecorded_since is not null)))))
       order by d.destination, d.next_attempt_at, d.id
       limit w.allowed
         for update skip locked

@@ -11,6 +11,7 @@ update postern.dispatcher d
        activity         = @activity,
        in_flight        = @in_flight,
        unrecorded       = @unrecorded,
+       unrecorded_since = now() - @unrecorded_ms::double precision * interval '1 ms',
        waiting_for      = waits.lock,
        waiting_since    = waits.since,
        throughput       = @throughput,

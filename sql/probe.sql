@@ -69,7 +69,15 @@ due as materialized (
                where h.status = 'pending'
                  and h.destination = door.destination
                  and h.next_attempt_at <= now()
-                 and (h.leased_until is null or h.leased_until < now())
+                 and (h.leased_until is null
+                      or (h.leased_until < now()
+                          and (h.leased_until < (select coalesce(min(k.unrecorded_since), 'infinity')
+                                                 from postern.dispatcher k
+                                                where k.state = 'running' and k.heartbeat_at > now() - interval '15 s')
+                               or h.claimed_by <> all (array(select k.id
+                                                             from postern.dispatcher k
+                                                            where k.state = 'running' and k.heartbeat_at > now() - interval '15 s'
+                                                              and k.unrecorded_since is not null)))))
                order by h.destination, h.next_attempt_at, h.id
                limit 100))
         and case d.status when 'pending' then coalesce(d.leased_until < now(), true) end

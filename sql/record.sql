@@ -21,9 +21,10 @@ Rows come in order of delivery id and are locked in that order. Of those that
 were not delivered it returns the ones that were still ours; one that is missing
 had been taken over, cancelled or deleted. Other rows tell endpoints that were
 disabled: by a 410 to a request of the generation that the endpoint still has,
-or because there was nothing but failures for @disable_after (null: never). When
-failing began is kept with the endpoint, written once then, and forgotten after
-the first success. For a hundredth of that time after it, failing does not begin
+or because there was nothing but failures for @disable_after (null: never), at
+least five of them, each a tenth of that time after the one counted before: time
+alone is no evidence against an endpoint that gets little. When failing began is
+kept with the endpoint, and forgotten after the first success. For a hundredth of that time after it, failing does not begin
 anew, so that an endpoint that fails now and then does not have its row written
 all the time. An endpoint that somebody else is changing is left to him and to
 the next outcome.
@@ -100,18 +101,27 @@ heard as materialized (
 judged as materialized (
   select e.id,
          h.delivered,
+         its.counts,
          case when e.status <> 'active' then null
               when h.gone = e.generation then 'gone'
-              when h.failed and not h.delivered and e.failing_since <= now() - @disable_after::interval then 'failing'
+              when h.failed and not h.delivered
+               and e.failing_since <= now() - @disable_after::interval
+               and e.failing_times + its.counts::integer >= 5 then 'failing'
          end as disable
     from heard h
     join postern.endpoint e on e.id = h.endpoint_id
+   cross join lateral (
+     select case
+              when not h.failed or h.delivered then false
+              when e.failing_since is null then coalesce(e.recovered_at <= now() - coalesce(@disable_after, interval '5 days') / 100, true)
+              else coalesce(e.failing_at <= now() - coalesce(@disable_after, interval '5 days') / 10, true)
+            end as counts
+   ) its
    where e.id = any (array(select endpoint_id from heard))
      and ((e.status = 'active' and h.gone = e.generation)
        or (h.failed and not h.delivered
-           and ((e.failing_since is null
-                 and coalesce(e.recovered_at <= now() - coalesce(@disable_after, interval '5 days') / 100, true))
-             or (e.status = 'active' and e.failing_since <= now() - @disable_after)))
+           and (its.counts
+             or (e.status = 'active' and e.failing_times >= 5 and e.failing_since <= now() - @disable_after)))
        or (h.delivered and e.failing_since is not null))
    order by e.id
      for no key update of e skip locked
@@ -121,6 +131,8 @@ disabled as (
      set status        = case when j.disable is not null then 'disabled' else e.status end,
          reason        = coalesce(j.disable, e.reason),
          failing_since = case when j.delivered then null else coalesce(e.failing_since, now()) end,
+         failing_times = case when j.delivered then 0 else e.failing_times + j.counts::integer end,
+         failing_at    = case when j.delivered then null when j.counts then now() else e.failing_at end,
          recovered_at  = case when j.delivered then now() else e.recovered_at end
     from judged j
    where e.id = j.id

@@ -85,3 +85,37 @@ func TestLockedDeliveryIsGoneRound(t *testing.T) {
 		t.Errorf("%d requests for 10 messages", rcv.Count())
 	}
 }
+
+// A lock on the table of deliveries, as a plain CREATE INDEX takes it, lasts for
+// two leases. What one process has sent and cannot record the other leaves to it:
+// each message is sent once.
+func TestLockOutlastsTheLeases(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, gate.Then(receiver.Status(200)))
+	config := fleet.Config(t, db)
+	config.Timeout, config.LeaseMargin = 5*time.Second, 2*time.Second
+	config.Breaker.Database.Waiting, config.Breaker.Database.Timeouts = 10, 1e6 // it is to go on claiming
+	for range 2 {
+		fleet.Start(t, config)
+	}
+	for range 30 {
+		insert(t, db, rcv.URL, `1`)
+	}
+	rcv.Wait(30, time.Minute)
+	release := hold(t, db, `lock table postern.delivery in share mode`)
+	gate.Open()
+	lapsed := time.Now()
+	pgtest.Eventually(t, time.Minute, "two leases pass", func() bool {
+		return time.Since(lapsed) > 2*(config.Timeout+config.LeaseMargin)
+	})
+	release()
+	settled(t, db)
+	if rcv.Count() != 30 {
+		t.Errorf("%d requests for 30 messages", rcv.Count())
+	}
+	if n := pgtest.Scan[int](t, db, `select count(*) from postern.attempt where number > 1`); n != 0 {
+		t.Errorf("%d deliveries used a second attempt", n)
+	}
+}

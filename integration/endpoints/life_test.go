@@ -247,8 +247,18 @@ func TestFailingForLongDisables(t *testing.T) {
 	pgtest.Eventually(t, time.Minute, "the third has had a success", func() bool {
 		return pgtest.Scan[bool](t, db, `select recovered_at is not null from postern.endpoint where id = $1`, sometimes)
 	})
-	// Five days pass.
-	db.Exec(`update postern.endpoint set failing_since = failing_since - interval '5 days', recovered_at = recovered_at - interval '5 days'`)
+	// Five days pass, and one failure a day counts.
+	for day := 2; day <= 5; day++ {
+		db.Exec(`update postern.endpoint set failing_since = failing_since - interval '1 day', failing_at = failing_at - interval '1 day',
+		                                     recovered_at = recovered_at - interval '1 day'`)
+		if day == 5 {
+			break
+		}
+		pgtest.Eventually(t, time.Minute, "both have failed again", func() bool {
+			return pgtest.Scan[int](t, db, `select count(*) from postern.endpoint where failing_times = $1 and status = 'active'`, day) == 2
+		})
+	}
+	db.Exec(`update postern.endpoint set failing_since = failing_since - interval '1 day'`)
 	publish(t, db, "sometimes", 1)
 	for _, id := range []int64{never, refused} {
 		pgtest.Eventually(t, time.Minute, "it is disabled", func() bool {
@@ -286,6 +296,30 @@ func TestMendedAtOnceIsNotFailing(t *testing.T) {
 	}
 	if got := journal(t, db, id); got != "added" {
 		t.Errorf("journal: %s", got)
+	}
+}
+
+// A message died of its answer long ago, and nothing has come for the endpoint
+// since. One more failure is no evidence that it has failed all the time.
+func TestTwoFailuresFarApartDoNotDisable(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Sequence(receiver.Status(422), receiver.Status(503), receiver.Status(200)))
+	id := endpoint(t, db, "a", rcv.URL, "permanent_codes = '{422}'")
+	config := fleet.Config(t, db)
+	config.DisableAfter = 5 * 24 * time.Hour
+	fleet.Start(t, config)
+	publish(t, db, "a", 1)
+	pgtest.Eventually(t, time.Minute, "it is dead", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.delivery where status = 'dead'`) == 1
+	})
+	db.Exec(`update postern.endpoint set failing_since = failing_since - interval '6 days', failing_at = failing_at - interval '6 days'`)
+	publish(t, db, "a", 1)
+	pgtest.Eventually(t, time.Minute, "the second is delivered in the end", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.delivery where status = 'pending'`) == 0
+	})
+	if s := pgtest.Scan[string](t, db, `select status from postern.endpoint where id = $1`, id); s != "active" {
+		t.Errorf("after two failures and one success the endpoint is %s", s)
 	}
 }
 
@@ -375,4 +409,39 @@ func TestEndpointsThatCannotWorkAreRefused(t *testing.T) {
 	} {
 		change(t, db, id, set)
 	}
+}
+
+// A message expires while a request for it is out, which fails only after every
+// look back, and then nobody claims what is left: its endpoint is paused.
+func TestExpiryDuringALongRequest(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	gate := receiver.NewGate()
+	rcv := receiver.New(t, gate.Then(receiver.Status(503)))
+	id := endpoint(t, db, "a", rcv.URL, "timeout = '3 minutes', backoff_base = '1 hour', backoff_cap = '1 hour'")
+	startMany(t, db, 1)
+	db.Exec(`insert into postern.outbox (event_type, payload, tenant, expires_at) values ('x', '{}', 'a', now() + interval '2 s')`)
+	rcv.Wait(1, time.Minute)
+	const looks = `select coalesce(sum(idx_scan), 0) from pg_stat_user_indexes where indexrelname = 'outbox_expiring'`
+	expired := func() bool {
+		return pgtest.Scan[bool](t, db, `select expires_at < now() from postern.outbox`)
+	}
+	pgtest.Eventually(t, time.Minute, "it has expired", expired)
+	looked := func() func() bool {
+		before := pgtest.Scan[int](t, db, looks)
+		return func() bool {
+			db.Exec(`select pg_stat_clear_snapshot()`)
+			return pgtest.Scan[int](t, db, looks) >= before+2
+		}
+	}
+	pgtest.Eventually(t, 2*time.Minute, "it was looked at meanwhile", looked())
+	db.Exec(`alter table postern.outbox disable trigger user`)
+	db.Exec(`update postern.outbox set expires_at = now() - interval '1 hour'`) // longer ago than any look back
+	db.Exec(`alter table postern.outbox enable trigger user`)
+	pgtest.Eventually(t, 2*time.Minute, "it was looked at again", looked())
+	db.Exec(`select postern.pause('ep_' || $1::bigint)`, id)
+	gate.Open()
+	pgtest.Eventually(t, 2*time.Minute, "it is dead", func() bool {
+		return pgtest.Scan[bool](t, db, `select status = 'dead' and reason = 'expired' from postern.delivery`)
+	})
 }

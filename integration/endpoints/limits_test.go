@@ -207,3 +207,45 @@ func TestCapHoldsBehindAPooler(t *testing.T) {
 		t.Errorf("up to %d in flight and %d requests, want 3 and 60", got, rcv.Count())
 	}
 }
+
+// An operator raises a rate that is spent for the next hour: what waits goes
+// within seconds.
+func TestRaisedRateIsObeyed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	id := endpoint(t, db, "a", rcv.URL, "rate_limit = 0.0003, rate_burst = 1")
+	publish(t, db, "a", 5)
+	startMany(t, db, 1)
+	rcv.Wait(1, time.Minute)
+	pgtest.Eventually(t, time.Minute, "the token is spent", func() bool {
+		return pgtest.Scan[int](t, db, `select count(*) from postern.delivery where destination = 'ep_' || $1::bigint`, id) == 4
+	})
+	db.Exec(`update postern.endpoint set rate_limit = 1000, rate_burst = 100 where id = $1`, id)
+	rcv.Wait(5, time.Minute)
+}
+
+// The clock was set back by an hour: what is counted was written in the future.
+// The rate and the way back from an outage go on as if it had not been.
+func TestLimitsAfterTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	rcv := receiver.New(t, receiver.Status(200))
+	endpoint(t, db, "rate", rcv.URL+"/rate", "rate_limit = 5, rate_burst = 1")
+	endpoint(t, db, "cap", rcv.URL+"/cap", "max_in_flight = 5")
+	ramp := endpoint(t, db, "ramp", rcv.URL+"/ramp", "")
+	db.Exec(`insert into postern.tally (destination, version, leases, epoch, since, gathered_at, tokens, refilled_at)
+	         select 'ep_' || id, 7, '{}', capped_since, capped_since, now() + interval '1 hour', 0, now() + interval '1 hour' from postern.endpoint`)
+	db.Exec(`insert into postern.breaker (destination, closed_at) values ('ep_' || $1::bigint, now() + interval '1 hour')`, ramp)
+	if share := pgtest.Scan[*int](t, db, `select postern.ramp_share(b, '1 minute') from postern.breaker b`); share != nil {
+		t.Errorf("a breaker that closes in an hour lets %d through", *share)
+	}
+	for _, tenant := range []string{"rate", "cap", "ramp"} {
+		publish(t, db, tenant, 5)
+	}
+	startMany(t, db, 2)
+	rcv.Wait(15, time.Minute)
+	if n := pgtest.Scan[int](t, db, `select count(*) from postern.tally where refilled_at > now() + interval '1 minute'`); n > 1 {
+		t.Errorf("%d tallies are still of the future", n)
+	}
+}

@@ -91,7 +91,7 @@ grant select on postern.source, postern.schema_migrations to postern_receiver;
 /* dispatcher */
 
 grant select on postern.outbox, postern.endpoint, postern.schema_migrations to postern_dispatcher;
-grant update (status, reason, failing_since, recovered_at) on postern.endpoint to postern_dispatcher;
+grant update (status, reason, failing_since, failing_times, failing_at, recovered_at) on postern.endpoint to postern_dispatcher;
 grant select, update, delete on postern.delivery to postern_dispatcher;
 grant select, insert on postern.attempt to postern_dispatcher;
 grant select, insert, update, delete on postern.breaker, postern.evidence, postern.governor, postern.dispatcher to postern_dispatcher;
