@@ -61,7 +61,7 @@ ours as materialized (
   select array_agg(a.pid) as pids
     from pg_catalog.pg_stat_activity a
    where a.datname = current_database()
-     and a.application_name = 'postern'
+     and a.application_name ~ '^postern'
      and exists (select from blocked)
 ),
 concerned (pid) as (
