@@ -28,6 +28,7 @@ func TestPrivileges(t *testing.T) {
 		"roles":                 testRoles,
 		"dispatcher":            testDispatcherRoleSuffices,
 		"hijacking":             testFunctionsCannotBeHijacked,
+		"shadows":               testShadowsRunAsTheirOwner,
 		"what is said at start": testStartSaysWhatIsMissing,
 		"doctor":                testDoctorOfEachRole,
 	} {

@@ -24,6 +24,7 @@ replace the word in `postern.` and in the declarations below.
 */
 
 begin;
+set local search_path = pg_catalog, pg_temp; -- what is called here runs as superuser
 
 do $$
 declare
