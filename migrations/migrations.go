@@ -12,6 +12,7 @@ package migrations
 
 import (
 	"context"
+	"crypto/rand"
 	"embed"
 	"errors"
 	"fmt"
@@ -187,12 +188,16 @@ func Check(ctx context.Context, conn *pgx.Conn, schema string) (Status, error) {
 func check(ctx context.Context, conn *pgx.Conn, schema string, latest uint) (Status, error) {
 	status := Status{Latest: latest}
 	table := pgx.Identifier{schema, versionTable}.Sanitize()
-	var there bool
-	if err := conn.QueryRow(ctx, `select to_regclass($1) is not null`, table).Scan(&there); err != nil {
+	var kind string
+	if err := conn.QueryRow(ctx, `select coalesce((select relkind::text from pg_catalog.pg_class where oid = to_regclass($1)), '')`, table).Scan(&kind); err != nil {
 		return status, fmt.Errorf("look for %s: %w", table, err)
 	}
-	if !there {
+	switch kind {
+	case "":
 		return status, nil
+	case "r":
+	default: // a view, for instance, would run functions of whoever made it
+		return status, fmt.Errorf("%s is not a table: somebody else has made it", table)
 	}
 	err := conn.QueryRow(ctx, `select version, dirty from `+table).Scan(&status.Version, &status.Dirty)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -291,7 +296,9 @@ func locked(ctx context.Context, databaseURL, schema string, change func(*locked
 	}))
 	defer func() { _ = db.Close() }()
 	db.SetMaxOpenConns(1)
-	target, err := driver.WithInstance(db, &driver.Config{MigrationsTable: versionTable, SchemaName: schema})
+	// golang-migrate takes an advisory lock of its own, made of these names. We hold
+	// ours already, so its name is one that nobody can guess and take first.
+	target, err := driver.WithInstance(db, &driver.Config{MigrationsTable: versionTable, SchemaName: schema, DatabaseName: rand.Text()})
 	if err != nil {
 		return err
 	}
@@ -336,25 +343,39 @@ func lock(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err != nil {
 		return err
 	}
-	for {
-		var got bool
-		err := conn.QueryRow(ctx, `select pg_try_advisory_lock(hashtext('postern migrate'), hashtext($1))`, schema).Scan(&got)
-		if err != nil {
-			return err
-		}
-		if got {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for another migration: %w", ctx.Err())
-		case <-time.After(100 * time.Millisecond):
-		}
+	if err := waitForTurn(ctx, conn, schema); err != nil {
+		return err
 	}
 	if _, err := conn.Exec(ctx, `create schema if not exists `+pgx.Identifier{schema}.Sanitize()); err != nil {
 		return fmt.Errorf("create schema: %w", err)
 	}
-	return nil
+	return refuseForeign(ctx, conn, schema)
+}
+
+// waitForTurn takes the advisory lock of migrations, and waits while another
+// migration has it. Whoever else has it, since any role may take an advisory
+// lock, is named at once.
+func waitForTurn(ctx context.Context, conn *pgx.Conn, schema string) error {
+	for {
+		var got bool
+		err := conn.QueryRow(ctx, `select pg_try_advisory_lock(hashtext('postern migrate'), hashtext($1))`, schema).Scan(&got)
+		if err != nil || got {
+			return err
+		}
+		who, known, err := holder(ctx, conn, schema)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows): // it has just ended
+		case err != nil:
+			return fmt.Errorf("look for another migration: %w", err)
+		case !known:
+			return fmt.Errorf("the lock of migrations is held by %s and is no migration: end it with select pg_terminate_backend(pid), then try again", who)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for another migration, by %s: %w", who, ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // takeUp marks the migration that was cut short as not applied: it was rolled

@@ -29,6 +29,8 @@ func TestPrivileges(t *testing.T) {
 		"dispatcher":            testDispatcherRoleSuffices,
 		"hijacking":             testFunctionsCannotBeHijacked,
 		"shadows":               testShadowsRunAsTheirOwner,
+		"squatting":             testMigrateRefusesWhatOthersMade,
+		"migrate's lock":        testMigrateNamesWhoHoldsItsLock,
 		"what is said at start": testStartSaysWhatIsMissing,
 		"doctor":                testDoctorOfEachRole,
 	} {
