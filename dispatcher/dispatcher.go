@@ -167,6 +167,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	background.Go(func() { d.report(ctx) })
 	background.Go(func() { d.retain(ctx) })
 	background.Go(func() { d.sample(ctx) })
+	background.Go(func() { d.watchTrouble(ctx) })
 
 	d.log.Info().Int64("dispatcher", d.id).Int("slots", d.cfg.Slots).Bool("pooled", d.db.Pooled()).Msg("dispatching")
 	d.dispatch(ctx, work)

@@ -32,6 +32,7 @@ type metrics struct {
 	transitions           *prometheus.CounterVec // of breakers, by state
 	gone                  *prometheus.CounterVec // by retention
 	disabled              *prometheus.CounterVec // endpoints, by reason
+	trouble               *prometheus.GaugeVec   // rows of postern.trouble, by what
 
 	sampled sampledMetrics
 }
@@ -66,6 +67,8 @@ func newMetrics(version string) *metrics {
 	m.transitions = m.counter("breaker_transitions_total", "Changes of breakers that this process saw, by the new state.", "state")
 	m.disabled = m.counter("endpoints_disabled_total", "Endpoints that this process disabled, by reason: gone (410) or failing.", "reason")
 	m.gone = m.counter("retention_removed_total", "Rows that this process removed because they were old.", "what")
+
+	m.trouble = m.gauge("trouble", "Findings of postern.trouble, by what: trigger_off, missed_messages, foreign_key or retention.", "what")
 
 	m.sampled = sampledMetrics{
 		due:         m.gauge("backlog", "Deliveries that are due, by why they wait. Counted up to 1,000 of each destination, estimated beyond.", "reason"),
@@ -103,8 +106,19 @@ func (m *metrics) appear() {
 	for _, reason := range []string{reasonGone, "failing"} {
 		m.disabled.WithLabelValues(reason)
 	}
+	m.troubles(nil)
 	for _, what := range []string{"messages", "attempts", "journal"} {
 		m.gone.WithLabelValues(what)
+	}
+}
+
+// troubles sets what the last look for trouble found.
+func (m *metrics) troubles(found []trouble) {
+	for _, what := range []string{"trigger_off", "missed_messages", "foreign_key", "retention"} {
+		m.trouble.WithLabelValues(what).Set(0)
+	}
+	for _, t := range found {
+		m.trouble.WithLabelValues(t.What).Add(1)
 	}
 }
 

@@ -79,6 +79,13 @@ func (d *Dispatcher) retainPass(ctx context.Context, what string, keep, dead tim
 		rows, err := session.Query(ctx, d.db, "retain", pgx.StrictNamedArgs{
 			"what": what, "keep": orForEver(keep), "keep_dead": orForEver(dead), "batch": batch,
 		}, pgx.RowToStructByName[stepped])
+		if session.SQLState(err) == session.QueryCanceled && batch > 1 {
+			// A key of the application's without an index makes each row dear.
+			if batch = max(1, batch/8); !pause(ctx, longStep) {
+				return gone, nil
+			}
+			continue
+		}
 		if err != nil {
 			return gone, err
 		}

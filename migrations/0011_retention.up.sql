@@ -16,7 +16,9 @@ create table postern.retention (
   place     bigint not null default 0,
   pass_at   timestamptz,
   step_at   timestamptz,
-  removed   bigint not null default 0
+  removed   bigint not null default 0,
+  warning   text,
+  warned    boolean not null default false -- in the present pass
 );
 
 insert into postern.retention (what) values ('messages'), ('attempts'), ('journal');
@@ -31,6 +33,7 @@ set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_hashjo
 as $$
 declare
   at bigint;
+  note text;
 begin
   looked := 0;
   gone := 0;
@@ -44,7 +47,7 @@ begin
   end if;
   if $2 is not null then
     case $1
-      when 'messages' then select * into at, looked, gone, ended from postern.retain_messages(at, now() - $2, now() - $3, $4);
+      when 'messages' then select * into at, looked, gone, ended, note from postern.retain_messages(at, now() - $2, now() - $3, $4);
       when 'attempts' then select * into at, looked, gone, ended from postern.retain_attempts(at, now() - $2, $4);
       when 'journal' then
         delete from postern.journal j
@@ -56,7 +59,9 @@ begin
   update postern.retention r
      set keep = $2, keep_dead = $3, step_at = now(), removed = r.removed + gone,
          place = case when ended or $1 not in ('messages', 'attempts') then 0 else at end,
-         pass_at = case when ended then now() else r.pass_at end
+         pass_at = case when ended then now() else r.pass_at end,
+         warning = case when note is not null then note when r.warned or not ended then r.warning end,
+         warned = not ended and (r.warned or note is not null)
    where r.what = $1;
   return next;
 end
@@ -65,22 +70,59 @@ $$;
 /* A message may go when nothing waits, is held, or is dead and kept; and when
 its last attempt is as old as its retention, so that what was delivered late
 can still be looked at. It is locked first, then looked at again with a newer
-snapshot: whoever replays it locks it as well. */
+snapshot: whoever replays it locks it as well.
+
+Messages of the future, from a clock that ran ahead, are no sign that only young
+ones follow. What a foreign key of the application refers to is kept, and all
+else goes: where one is met, the messages that it keeps are left out. */
+
+create function postern.unreferenced(ids bigint[]) returns bigint[]
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+  key record;
+begin
+  for key in
+    select c.conrelid::regclass as referrer,
+           (select string_agg(format('r.%I = o.%I', a.attname, b.attname), ' and ')
+              from unnest(c.conkey, c.confkey) as k (here, there)
+              join pg_attribute a on a.attrelid = c.conrelid and a.attnum = k.here
+              join pg_attribute b on b.attrelid = c.confrelid and b.attnum = k.there) as condition
+      from pg_constraint c
+     where c.contype = 'f'
+       and c.confrelid = 'postern.outbox'::regclass
+       and c.confdeltype in ('a', 'r')
+       and c.conparentid = 0
+  loop
+    execute format('select array(select o.id from postern.outbox o where o.id = any ($1) and not exists (select from %s r where %s))',
+                   key.referrer, key.condition)
+       into ids using ids;
+  end loop;
+  return ids;
+end
+$$;
 
 create function postern.retain_messages(
   place bigint, before timestamptz, dead_before timestamptz, batch integer,
-  out at bigint, out looked integer, out gone integer, out ended boolean)
+  out at bigint, out looked integer, out gone integer, out ended boolean, out note text)
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
 declare
   ids bigint[];
   last_at timestamptz;
+  last_future timestamptz;
+  refused text;
+  tries integer := 0;
 begin
-  select max(x.id), count(*), max(x.created_at) filter (where x.n = x.of)
-    into at, looked, last_at
-    from (select o.id, o.created_at, row_number() over (order by o.id) as n, count(*) over () as of
-            from (select k.id, k.created_at from postern.outbox k where k.id > place order by k.id limit batch) o) x;
-  ended := looked < batch or last_at >= before;
+  select max(x.id), count(*),
+         (array_agg(x.created_at order by x.id desc) filter (where x.created_at <= now()))[1],
+         max(x.created_at) filter (where x.created_at > now() + interval '1 minute')
+    into at, looked, last_at, last_future
+    from (select k.id, k.created_at from postern.outbox k where k.id > place order by k.id limit batch) x;
+  ended := looked < batch or coalesce(last_at >= before, false);
+  if last_future is not null then
+    note := format('messages were written in the future, up to %s: a clock ran ahead, and they stay for as long as others after that', last_future);
+  end if;
   gone := 0;
   ids := array(
     select o.id
@@ -97,21 +139,37 @@ begin
               where a.outbox_id = o.id and a.started_at >= before)
      order by o.id
        for update skip locked);
-  if cardinality(ids) = 0 then
-    return;
-  end if;
-  delete from postern.delivery d
-   where d.id in (
-     select k.id
-       from postern.delivery k
-      where k.outbox_id = any (ids)
-        and (k.status = 'cancelled' or (k.status = 'dead' and k.next_attempt_at < dead_before))
-      order by k.id
-        for update skip locked);
-  delete from postern.outbox o
-   where o.id = any (ids)
-     and not exists (select from postern.delivery d where d.outbox_id = o.id);
-  get diagnostics gone = row_count;
+  while cardinality(ids) > 0 loop
+    begin
+      set constraints all immediate; -- a deferred one would fail the commit
+      delete from postern.delivery d
+       where d.id in (
+         select k.id
+           from postern.delivery k
+          where k.outbox_id = any (ids)
+            and (k.status = 'cancelled' or (k.status = 'dead' and k.next_attempt_at < dead_before))
+          order by k.id
+            for update skip locked);
+      delete from postern.outbox o
+       where o.id = any (ids)
+         and not exists (select from postern.delivery d where d.outbox_id = o.id);
+      get diagnostics gone = row_count;
+      return;
+    exception when foreign_key_violation or restrict_violation then
+      get stacked diagnostics refused = constraint_name;
+      note := format('foreign key %I of the application keeps messages that it refers to', refused);
+      tries := tries + 1;
+      if tries > 1 then
+        return; -- one more was referred to meanwhile; the next pass tries again
+      end if;
+      begin
+        ids := postern.unreferenced(ids);
+      exception when insufficient_privilege then
+        note := note || ', and others: the owner of this schema may not read the table that has it';
+        return;
+      end;
+    end;
+  end loop;
 end
 $$;
 
@@ -144,11 +202,13 @@ $$;
 
 comment on function postern.retain(text, interval, interval, integer) is
   'One step of retention: looks at the next `batch` rows of messages, attempts or journal and removes those that have ended longer ago than `keep`; dead letters only with `keep_dead`. Does nothing while another process is at it or the database breaker is not closed.';
+comment on function postern.unreferenced(bigint[]) is 'Messages to which no foreign key of the application refers. Used by postern.retain_messages.';
 comment on function postern.retain_messages(bigint, timestamptz, timestamptz, integer) is 'Used by postern.retain.';
 comment on function postern.retain_attempts(bigint, timestamptz, integer) is 'Used by postern.retain.';
 revoke execute on function
   postern.retain(text, interval, interval, integer),
   postern.retain_messages(bigint, timestamptz, timestamptz, integer),
+  postern.unreferenced(bigint[]),
   postern.retain_attempts(bigint, timestamptz, integer)
 from public;
 

@@ -829,6 +829,49 @@ $$;
 
 COMMENT ON FUNCTION postern.fan_out() IS 'Trigger: writes the deliveries of new messages, and wakes a dispatcher that asked for it.';
 
+CREATE FUNCTION postern.fan_out_missed(after bigint DEFAULT 0, batch integer DEFAULT 100000, OUT looked integer, OUT mended integer, OUT last_id bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  perform from postern.retention r where r.what = 'messages' for update;
+  select count(*), max(o.id) into looked, last_id
+    from (select k.id from postern.outbox k where k.id > after order by k.id limit batch) o;
+  with missed as materialized (
+    select o.id, o.tenant, o.event_type, o.target_url, o.created_at, greatest(now(), o.deliver_after) as due
+      from postern.outbox o
+     where o.id > after and o.id <= last_id
+       and not exists (select from postern.delivery d where d.outbox_id = o.id offset 0)
+       and not exists (select from postern.attempt a where a.outbox_id = o.id offset 0)
+  ),
+  written as (
+    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
+    select m.id, postern.destination(m.target_url), null, m.due
+      from missed m
+     where m.target_url is not null
+     union all
+    select m.id, 'ep_' || e.id, e.id, m.due
+      from missed m
+      join postern.endpoint e on e.tenant = m.tenant and e.status <> 'deleted' and e.created_at <= m.created_at
+                             and e.event_types && postern.patterns(m.event_type)
+     where m.target_url is null
+        on conflict do nothing
+    returning outbox_id
+  )
+  select count(distinct w.outbox_id) into mended from written w;
+  if mended > 0 then
+    insert into postern.journal (subject, change, reason)
+    values ('outbox', 'fanned out', format('%s messages that had no deliveries, up to %s', mended, last_id));
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION postern.fan_out_missed(after bigint, batch integer, OUT looked integer, OUT mended integer, OUT last_id bigint) IS 'Writes the deliveries of messages whose trigger did not fire, among `batch` messages after `after`: select * from postern.fan_out_missed(); again with after => last_id until looked is 0.';
+
 CREATE FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) RETURNS integer
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN CASE WHEN (((breaker).state = 'closed'::text) AND ((breaker).closed_at > (now() - ramp)) AND ((breaker).closed_at < (now() + '00:00:05'::interval)) AND (ramp > '00:00:00'::interval) AND (((breaker).forced IS NULL) OR ((breaker).forced_until <= now()))) THEN (floor(power((2)::numeric, (((8)::numeric * GREATEST((0)::numeric, EXTRACT(epoch FROM (now() - (breaker).closed_at)))) / EXTRACT(epoch FROM ramp)))))::integer ELSE NULL::integer END;
@@ -1199,6 +1242,7 @@ CREATE FUNCTION postern.retain(what text, keep interval, keep_dead interval, bat
     AS $_$
 declare
   at bigint;
+  note text;
 begin
   looked := 0;
   gone := 0;
@@ -1212,7 +1256,7 @@ begin
   end if;
   if $2 is not null then
     case $1
-      when 'messages' then select * into at, looked, gone, ended from postern.retain_messages(at, now() - $2, now() - $3, $4);
+      when 'messages' then select * into at, looked, gone, ended, note from postern.retain_messages(at, now() - $2, now() - $3, $4);
       when 'attempts' then select * into at, looked, gone, ended from postern.retain_attempts(at, now() - $2, $4);
       when 'journal' then
         delete from postern.journal j
@@ -1224,7 +1268,9 @@ begin
   update postern.retention r
      set keep = $2, keep_dead = $3, step_at = now(), removed = r.removed + gone,
          place = case when ended or $1 not in ('messages', 'attempts') then 0 else at end,
-         pass_at = case when ended then now() else r.pass_at end
+         pass_at = case when ended then now() else r.pass_at end,
+         warning = case when note is not null then note when r.warned or not ended then r.warning end,
+         warned = not ended and (r.warned or note is not null)
    where r.what = $1;
   return next;
 end
@@ -1257,19 +1303,26 @@ $$;
 
 COMMENT ON FUNCTION postern.retain_attempts(place bigint, before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) IS 'Used by postern.retain.';
 
-CREATE FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) RETURNS record
+CREATE FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean, OUT note text) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   ids bigint[];
   last_at timestamptz;
+  last_future timestamptz;
+  refused text;
+  tries integer := 0;
 begin
-  select max(x.id), count(*), max(x.created_at) filter (where x.n = x.of)
-    into at, looked, last_at
-    from (select o.id, o.created_at, row_number() over (order by o.id) as n, count(*) over () as of
-            from (select k.id, k.created_at from postern.outbox k where k.id > place order by k.id limit batch) o) x;
-  ended := looked < batch or last_at >= before;
+  select max(x.id), count(*),
+         (array_agg(x.created_at order by x.id desc) filter (where x.created_at <= now()))[1],
+         max(x.created_at) filter (where x.created_at > now() + interval '1 minute')
+    into at, looked, last_at, last_future
+    from (select k.id, k.created_at from postern.outbox k where k.id > place order by k.id limit batch) x;
+  ended := looked < batch or coalesce(last_at >= before, false);
+  if last_future is not null then
+    note := format('messages were written in the future, up to %s: a clock ran ahead, and they stay for as long as others after that', last_future);
+  end if;
   gone := 0;
   ids := array(
     select o.id
@@ -1286,25 +1339,41 @@ begin
               where a.outbox_id = o.id and a.started_at >= before)
      order by o.id
        for update skip locked);
-  if cardinality(ids) = 0 then
-    return;
-  end if;
-  delete from postern.delivery d
-   where d.id in (
-     select k.id
-       from postern.delivery k
-      where k.outbox_id = any (ids)
-        and (k.status = 'cancelled' or (k.status = 'dead' and k.next_attempt_at < dead_before))
-      order by k.id
-        for update skip locked);
-  delete from postern.outbox o
-   where o.id = any (ids)
-     and not exists (select from postern.delivery d where d.outbox_id = o.id);
-  get diagnostics gone = row_count;
+  while cardinality(ids) > 0 loop
+    begin
+      set constraints all immediate; -- a deferred one would fail the commit
+      delete from postern.delivery d
+       where d.id in (
+         select k.id
+           from postern.delivery k
+          where k.outbox_id = any (ids)
+            and (k.status = 'cancelled' or (k.status = 'dead' and k.next_attempt_at < dead_before))
+          order by k.id
+            for update skip locked);
+      delete from postern.outbox o
+       where o.id = any (ids)
+         and not exists (select from postern.delivery d where d.outbox_id = o.id);
+      get diagnostics gone = row_count;
+      return;
+    exception when foreign_key_violation or restrict_violation then
+      get stacked diagnostics refused = constraint_name;
+      note := format('foreign key %I of the application keeps messages that it refers to', refused);
+      tries := tries + 1;
+      if tries > 1 then
+        return; -- one more was referred to meanwhile; the next pass tries again
+      end if;
+      begin
+        ids := postern.unreferenced(ids);
+      exception when insufficient_privilege then
+        note := note || ', and others: the owner of this schema may not read the table that has it';
+        return;
+      end;
+    end;
+  end loop;
 end
 $$;
 
-COMMENT ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) IS 'Used by postern.retain.';
+COMMENT ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean, OUT note text) IS 'Used by postern.retain.';
 
 CREATE FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval DEFAULT '1 day'::interval) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1382,6 +1451,28 @@ $$;
 
 COMMENT ON FUNCTION postern.sample_backlog(exact integer, budget interval) IS 'Pending deliveries per destination. Counts up to `exact` of each and estimates beyond; stops counting after `budget`, and altogether after twice that.';
 
+CREATE FUNCTION postern.sample_missed(newest integer DEFAULT 5000) RETURNS TABLE(missed bigint, first_id bigint, last_at timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+  select count(*), min(m.id), max(m.created_at)
+    from (select o.* from postern.outbox o order by o.id desc limit newest) m
+   where not exists (select from postern.delivery d where d.outbox_id = m.id offset 0)
+     and not exists (select from postern.attempt a where a.outbox_id = m.id offset 0)
+     and (m.target_url is not null
+          or exists (select
+                       from postern.endpoint e
+                      where e.tenant = m.tenant and e.status <> 'deleted' and e.created_at <= m.created_at
+                        and e.event_types && postern.patterns(m.event_type)
+                     offset 0))
+$$;
+
+COMMENT ON FUNCTION postern.sample_missed(newest integer) IS 'How many of the newest messages have no deliveries although somebody is to get them.';
+
 CREATE FUNCTION postern.sample_throughput() RETURNS TABLE(destination text, delivered bigint, failed bigint, per_second numeric)
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1416,6 +1507,35 @@ CREATE FUNCTION postern.subscribes(event_types text[], event_type text) RETURNS 
     RETURN (event_types && postern.patterns(event_type));
 
 COMMENT ON FUNCTION postern.subscribes(event_types text[], event_type text) IS 'Whether one of the patterns takes the event type: itself, *, or a prefix such as order.*';
+
+CREATE FUNCTION postern.unreferenced(ids bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  key record;
+begin
+  for key in
+    select c.conrelid::regclass as referrer,
+           (select string_agg(format('r.%I = o.%I', a.attname, b.attname), ' and ')
+              from unnest(c.conkey, c.confkey) as k (here, there)
+              join pg_attribute a on a.attrelid = c.conrelid and a.attnum = k.here
+              join pg_attribute b on b.attrelid = c.confrelid and b.attnum = k.there) as condition
+      from pg_constraint c
+     where c.contype = 'f'
+       and c.confrelid = 'postern.outbox'::regclass
+       and c.confdeltype in ('a', 'r')
+       and c.conparentid = 0
+  loop
+    execute format('select array(select o.id from postern.outbox o where o.id = any ($1) and not exists (select from %s r where %s))',
+                   key.referrer, key.condition)
+       into ids using ids;
+  end loop;
+  return ids;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.unreferenced(ids bigint[]) IS 'Messages to which no foreign key of the application refers. Used by postern.retain_messages.';
 
 CREATE VIEW postern.throughput AS
  SELECT t.destination,
@@ -1943,7 +2063,9 @@ CREATE TABLE postern.retention (
     place bigint DEFAULT 0 NOT NULL,
     pass_at timestamp with time zone,
     step_at timestamp with time zone,
-    removed bigint DEFAULT 0 NOT NULL
+    removed bigint DEFAULT 0 NOT NULL,
+    warning text,
+    warned boolean DEFAULT false NOT NULL
 );
 
 COMMENT ON TABLE postern.retention IS 'How long what has ended is kept, as the dispatchers'' settings say, and how far removing has come.';
@@ -2106,6 +2228,94 @@ WITH (autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale_factor='0.01');
 
 COMMENT ON TABLE postern.tally IS 'What is counted of destinations with a limit: leases out, tokens left. Of each the newest row counts.';
 
+CREATE VIEW postern.trouble AS
+ SELECT 'trigger_off'::text AS what,
+    (t.tgname = 'fan_out'::name) AS error,
+    (format('trigger %s of %s is disabled'::text, t.tgname, (t.tgrelid)::regclass) ||
+        CASE
+            WHEN (t.tgname = 'fan_out'::name) THEN ': messages are written and nobody gets them'::text
+            ELSE ''::text
+        END) AS finding,
+    (format('alter table %s enable trigger %I'::text, (t.tgrelid)::regclass, t.tgname) ||
+        CASE
+            WHEN (t.tgname = 'fan_out'::name) THEN '; then select * from postern.fan_out_missed()'::text
+            ELSE ''::text
+        END) AS mend
+   FROM (pg_trigger t
+     JOIN pg_class c ON ((c.oid = t.tgrelid)))
+  WHERE ((c.relnamespace = ( SELECT r.relnamespace
+           FROM pg_class r
+          WHERE (r.oid = ('postern.outbox'::regclass)::oid))) AND (NOT t.tgisinternal) AND (t.tgenabled = ANY (ARRAY['D'::"char", 'R'::"char"])))
+UNION ALL
+ SELECT 'trigger_off'::text AS what,
+    true AS error,
+    'postern.outbox has no trigger fan_out: messages are written and nobody gets them'::text AS finding,
+    'create trigger fan_out after insert on postern.outbox for each row execute function postern.fan_out(); then select * from postern.fan_out_missed()'::text AS mend
+  WHERE (NOT (EXISTS ( SELECT
+           FROM pg_trigger t
+          WHERE ((t.tgrelid = ('postern.outbox'::regclass)::oid) AND (t.tgname = 'fan_out'::name)))))
+UNION ALL
+ SELECT 'trigger_off'::text AS what,
+    true AS error,
+    format('session_replication_role is set for %s: its messages are written and nobody gets them'::text, COALESCE(('role '::text || (r.rolname)::text), 'the database'::text)) AS finding,
+    'take it back with alter role or alter database … reset session_replication_role; then select * from postern.fan_out_missed()'::text AS mend
+   FROM ((pg_db_role_setting s
+     CROSS JOIN LATERAL unnest(s.setconfig) setting(setting))
+     LEFT JOIN pg_roles r ON ((r.oid = s.setrole)))
+  WHERE ((setting.setting ~ '^session_replication_role=(replica|"replica")$'::text) AND (s.setdatabase = ANY (ARRAY[(0)::oid, ( SELECT d.oid
+           FROM pg_database d
+          WHERE (d.datname = current_database()))])))
+UNION ALL
+ SELECT 'missed_messages'::text AS what,
+    true AS error,
+    format('%s of the newest 5000 messages have no deliveries, the first with id %s: their trigger did not fire'::text, m.missed, m.first_id) AS finding,
+    'when the triggers are enabled: select * from postern.fan_out_missed()'::text AS mend
+   FROM postern.sample_missed() m(missed, first_id, last_at)
+  WHERE (m.missed > 0)
+UNION ALL
+ SELECT 'foreign_key'::text AS what,
+    (c.confrelid = ('postern.delivery'::regclass)::oid) AS error,
+    (format('foreign key %I on %s refers to %s'::text, c.conname, (c.conrelid)::regclass, (c.confrelid)::regclass) ||
+        CASE
+            WHEN (c.confrelid = ('postern.delivery'::regclass)::oid) THEN ': a delivery that it refers to cannot be finished, and is sent again'::text
+            WHEN (c.confdeltype = 'c'::"char") THEN ': retention deletes its rows with the messages'::text
+            ELSE ': what it refers to is never removed'::text
+        END) AS finding,
+    (format('alter table %s drop constraint %I'::text, (c.conrelid)::regclass, c.conname) ||
+        CASE
+            WHEN ((c.confrelid = ('postern.outbox'::regclass)::oid) AND (c.confdeltype <> 'c'::"char")) THEN ', or keep message_id there and no key'::text
+            ELSE ''::text
+        END) AS mend
+   FROM pg_constraint c
+  WHERE ((c.contype = 'f'::"char") AND (c.conparentid = (0)::oid) AND (c.confrelid = ANY (ARRAY[('postern.outbox'::regclass)::oid, ('postern.delivery'::regclass)::oid, ('postern.attempt'::regclass)::oid])))
+UNION ALL
+ SELECT 'retention'::text AS what,
+    false AS error,
+    r.warning AS finding,
+    'psql -x -f sql/admin/retention.sql; a clock that ran ahead is to be set by NTP'::text AS mend
+   FROM postern.retention r
+  WHERE (r.warning IS NOT NULL)
+UNION ALL
+ SELECT 'no_dispatcher'::text AS what,
+    (due.since IS NOT NULL) AS error,
+    ('no dispatcher has been heard of for half a minute: messages wait'::text || COALESCE((', the oldest for '::text || date_trunc('second'::text, (now() - due.since))), ''::text)) AS finding,
+    'start one: postern run'::text AS mend
+   FROM ( SELECT min(b.oldest_due_at) AS since
+           FROM postern.sample_backlog(1, '00:00:00.1'::interval) b(destination, due, waiting, counted, oldest_due_at, next_due_at, endpoint_id, attempts)) due
+  WHERE (NOT (EXISTS ( SELECT
+           FROM postern.dispatcher_status s
+          WHERE (s.state <> ALL (ARRAY['stopped'::text, 'silent'::text])))));
+
+COMMENT ON VIEW postern.trouble IS 'What keeps messages from being delivered, or may one day; empty when all is well. postern doctor, postern status, the dispatchers'' log and the metric postern_trouble say the same.';
+
+COMMENT ON COLUMN postern.trouble.what IS 'Which kind: trigger_off, missed_messages, foreign_key, retention or no_dispatcher.';
+
+COMMENT ON COLUMN postern.trouble.error IS 'Whether it keeps messages from being delivered now.';
+
+COMMENT ON COLUMN postern.trouble.finding IS 'What is wrong, in words.';
+
+COMMENT ON COLUMN postern.trouble.mend IS 'What mends it.';
+
 CREATE SEQUENCE postern.wake_after
     START WITH 0
     INCREMENT BY 1
@@ -2249,6 +2459,8 @@ REVOKE ALL ON FUNCTION postern.estimate_backlog(destination text, comparison tex
 
 REVOKE ALL ON FUNCTION postern.fan_out() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.fan_out_missed(after bigint, batch integer, OUT looked integer, OUT mended integer, OUT last_id bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) FROM PUBLIC;
@@ -2277,9 +2489,13 @@ REVOKE ALL ON FUNCTION postern.retain(what text, keep interval, keep_dead interv
 
 REVOKE ALL ON FUNCTION postern.retain_attempts(place bigint, before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION postern.retain_messages(place bigint, before timestamp with time zone, dead_before timestamp with time zone, batch integer, OUT at bigint, OUT looked integer, OUT gone integer, OUT ended boolean, OUT note text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.sample_missed(newest integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.unreferenced(ids bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.open_breaker(destination text, reason text, "for" interval) FROM PUBLIC;
 

@@ -26,10 +26,8 @@ select false,
  where h.since > @snapshot::interval
     or (h.since is null and h.transactions > 1000000)
  union all
-select false,
-       'no dispatcher has been heard of for half a minute: messages wait',
-       'start one: postern run'
- where not exists (select from postern.dispatcher_status s where s.state not in ('stopped', 'silent'))
+select t.error, t.finding, t.mend
+  from postern.trouble t
  union all
 select false,
        format('dispatcher %s on %s has been silent for %s', s.id, s.host, date_trunc('second', s.heartbeat_age)),

@@ -18,7 +18,7 @@ select json_build_object(
          'held', (select count(*) from (select from postern.message m where m.status = 'held' limit 10000) x),
          'oldest_seconds', (select round(extract(epoch from max(w.oldest_age))) from waits w),
          'per_second', (select coalesce(sum(t.per_second), 0) from postern.throughput t),
-         'warning', (select nullif(r.warning, '') from postern.retention_headroom r)) as overall,
+         'warning', (select nullif(concat_ws('; ', r.warning, (select string_agg(t.finding, '; ') from postern.trouble t)), '') from postern.retention_headroom r)) as overall,
        (select coalesce(json_agg(json_build_object(
                  'destination', b.destination,
                  'due', b.due,
