@@ -81,9 +81,9 @@ type breakerRow struct {
 	Generation  int64
 	Passes      bool
 	Forced      bool
-	RetryIn     *time.Duration
-	HeldFor     *time.Duration
-	ClosedFor   *time.Duration
+	RetryInMs   *float64
+	HeldForMs   *float64
+	ClosedForMs *float64
 	Reason      *string
 	Watched     bool
 }
@@ -167,13 +167,13 @@ func (d *Dispatcher) readBreakers(ctx context.Context) (changed bool, err error)
 		read[i] = breaker.Row{
 			Destination: r.Destination, State: r.State, Generation: r.Generation,
 			Passes: r.Passes, Forced: r.Forced, Reason: deref(r.Reason), Watched: r.Watched,
-			RetryAt: now.Add(deref(r.RetryIn)),
+			RetryAt: now.Add(session.Duration(deref(r.RetryInMs))),
 		}
-		if r.HeldFor != nil {
-			read[i].HeldUntil = now.Add(*r.HeldFor)
+		if r.HeldForMs != nil {
+			read[i].HeldUntil = now.Add(session.Duration(*r.HeldForMs))
 		}
-		if r.ClosedFor != nil {
-			read[i].ClosedAt = now.Add(-*r.ClosedFor)
+		if r.ClosedForMs != nil {
+			read[i].ClosedAt = now.Add(-session.Duration(*r.ClosedForMs))
 		}
 	}
 	changes := d.breakers.known.Replace(read)
@@ -462,9 +462,9 @@ func (d *Dispatcher) probed(c *claimed, e *ended) {
 	case e.failed():
 		args["cooldown"], args["cooldown_cap"] = b.settings.Cooldown, b.settings.CooldownCap
 		args["retry_after_ms"], args["reason"] = millis(e.hold), e.complaint()
-		err = moved(ctx, d, "fail", args, func(again time.Duration) {
+		err = moved(ctx, d, "fail", args, func(againMs float64) {
 			d.log.Warn().Str("destination", c.Destination).Str("reason", e.complaint()).
-				Dur("retry_in", again).Msg("probe failed, breaker stays open")
+				Dur("retry_in", session.Duration(againMs)).Msg("probe failed, breaker stays open")
 		})
 	case e.resp.Status != 0:
 		args["probes"] = b.settings.Probes

@@ -148,11 +148,11 @@ func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) e
 
 func (d *Dispatcher) backoff(c *claimed) time.Duration {
 	base, limit := d.cfg.BackoffBase, d.cfg.BackoffCap
-	if c.BackoffBase != nil {
-		base = *c.BackoffBase
+	if c.BackoffBaseMs != nil {
+		base = session.Duration(*c.BackoffBaseMs)
 	}
-	if c.BackoffCap != nil {
-		limit = *c.BackoffCap
+	if c.BackoffCapMs != nil {
+		limit = session.Duration(*c.BackoffCapMs)
 	}
 	return backoff(c.Attempts, base, limit, rand.Int64N)
 }
@@ -162,8 +162,8 @@ func (d *Dispatcher) backoff(c *claimed) time.Duration {
 func (d *Dispatcher) request(ctx context.Context, c *claimed) (post.Request, error) {
 	r := post.Request{URL: *c.URL, ContentType: *c.ContentType}
 	r.Timeout = d.cfg.Timeout
-	if c.Timeout != nil {
-		r.Timeout = *c.Timeout
+	if c.TimeoutMs != nil {
+		r.Timeout = session.Duration(*c.TimeoutMs)
 	}
 	own, err := post.ReadHeaders(c.Headers)
 	if err != nil {

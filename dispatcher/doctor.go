@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"postern/migrations"
 	"postern/sql"
@@ -38,26 +37,27 @@ const (
 // nothing, and says what is wrong. It uses DatabaseURL, ListenURL and Schema
 // alone. Its error is a database that cannot be asked at all.
 func Examine(ctx context.Context, cfg Config) ([]Finding, error) {
-	conn, err := connectPlainly(ctx, cfg.DatabaseURL)
+	conn, err := session.Dial(ctx, cfg.DatabaseURL, doctorOptions(cfg.Schema))
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	defer conn.Close(ctx)
 	var found []Finding
-	pooled, err := session.BehindPooler(ctx, conn.Config())
-	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
-	}
+	pooled := conn.Pooled()
 	if pooled && cfg.ListenURL == "" {
 		found = append(found, Finding{Text: "this connection goes through a pooler that lends connections by transaction: no notifications arrive, so the dispatcher polls",
 			Mend: "set POSTERN_LISTEN_URL to a direct connection, or live with up to a second of delay"})
 	}
-	server, operator, err := examineServer(ctx, conn, cfg.Schema)
+	server, operator, err := examineServer(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
 	found = append(found, server...)
-	troubles, err := Check(ctx, conn, cfg.Schema)
+	var troubles []string
+	err = conn.Do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		troubles, err = Check(ctx, conn, cfg.Schema)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -78,35 +78,28 @@ func Examine(ctx context.Context, cfg Config) ([]Finding, error) {
 	return append(found, schema...), err
 }
 
-// connectPlainly makes a connection that works behind any pooler.
-func connectPlainly(ctx context.Context, url string) (*pgx.Conn, error) {
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, err
-	}
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	config.ConnConfig.ConnectTimeout = 5 * time.Second
-	return pgx.ConnectConfig(ctx, config.ConnConfig)
+func doctorOptions(schema string) session.Options {
+	return session.Options{Schema: schema, Name: "postern-doctor", Settings: session.Settings{"statement_timeout": "1min"}}
 }
 
 // serverState is the row of server.sql.
 type serverState struct {
-	StatementTimeout, LockTimeout float64 // seconds; 0: none
-	Prepared                      int
-	Queue                         float64
-	Autovacuum, LogLockWaits      bool
-	Now                           time.Time
-	Operator                      string // the role, if it may operate and not dispatch
+	StatementTimeout         float64 // of the role or database, in seconds; 0: none
+	Prepared                 int
+	Queue                    float64
+	Autovacuum, LogLockWaits bool
+	Now                      float64 // seconds since 1970
+	Operator                 string  // the role, if it may operate and not dispatch
 }
 
-func examineServer(ctx context.Context, conn *pgx.Conn, schema string) (found []Finding, operator string, err error) {
+func examineServer(ctx context.Context, conn *session.Conn) (found []Finding, operator string, err error) {
 	started := time.Now()
-	rows, _ := conn.Query(ctx, sql.Load("server", schema))
-	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[serverState])
+	rows, err := session.On(ctx, conn, "server", pgx.StrictNamedArgs{}, pgx.RowToStructByName[serverState])
 	if err != nil {
 		return nil, "", fmt.Errorf("look at the server: %w", err)
 	}
-	skew := s.Now.Sub(started.Add(time.Since(started) / 2)).Round(time.Millisecond)
+	s := rows[0]
+	skew := time.UnixMicro(int64(s.Now * 1e6)).Sub(started.Add(time.Since(started) / 2)).Round(time.Millisecond)
 	if skew.Abs() > skewWarns {
 		found = append(found, Finding{Error: skew.Abs() > skewFails,
 			Text: fmt.Sprintf("the database's clock is %s off this machine's: signatures carry this machine's time, and receivers refuse those that are five minutes off", skew),
@@ -135,7 +128,7 @@ func examineServer(ctx context.Context, conn *pgx.Conn, schema string) (found []
 
 // examineListen says whether a notification arrives where the dispatcher would
 // listen.
-func examineListen(ctx context.Context, conn *pgx.Conn, cfg Config) *Finding {
+func examineListen(ctx context.Context, conn *session.Conn, cfg Config) *Finding {
 	url := cfg.ListenURL
 	if url == "" {
 		url = cfg.DatabaseURL
@@ -144,25 +137,25 @@ func examineListen(ctx context.Context, conn *pgx.Conn, cfg Config) *Finding {
 	defer cancel()
 	deaf := &Finding{Text: "notifications do not arrive on the connection that would listen: the dispatcher polls, and deliveries start up to a second later",
 		Mend: "set POSTERN_LISTEN_URL to a direct connection to the same database"}
-	ear, err := connectPlainly(ctx, url)
+	ear, err := session.Dial(ctx, url, doctorOptions(cfg.Schema))
 	if err != nil {
 		deaf.Text = "the connection that would listen for notifications cannot be made: the dispatcher polls"
 		return deaf
 	}
-	defer func() { _ = ear.Close(context.WithoutCancel(ctx)) }()
+	defer ear.Close(ctx)
 	channel := sql.Channel("doctor"+strconv.FormatInt(rand.Int64(), 36), cfg.Schema)
-	if _, err := ear.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
+	if _, err := ear.Raw().Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
 		if session.SQLState(err) == session.ReadOnly {
 			return nil // nobody listens on a standby, and Check has said that it is one
 		}
 		return deaf
 	}
-	if _, err := conn.Exec(ctx, "select pg_notify($1, '')", channel); err != nil {
+	if _, err := conn.Raw().Exec(ctx, "select pg_catalog.pg_notify($1, '')", channel); err != nil {
 		return deaf
 	}
 	wait, cancelWait := context.WithTimeout(ctx, hearLimit)
 	defer cancelWait()
-	if _, err := ear.WaitForNotification(wait); err != nil {
+	if _, err := ear.Raw().WaitForNotification(wait); err != nil {
 		return deaf
 	}
 	return nil
@@ -170,8 +163,12 @@ func examineListen(ctx context.Context, conn *pgx.Conn, cfg Config) *Finding {
 
 // examineSchema looks at the schema's version, and where that is right at what
 // is in it.
-func examineSchema(ctx context.Context, conn *pgx.Conn, schema string) ([]Finding, error) {
-	status, err := migrations.Check(ctx, conn, schema)
+func examineSchema(ctx context.Context, conn *session.Conn, schema string) ([]Finding, error) {
+	var status migrations.Status
+	err := conn.Do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		status, err = migrations.Check(ctx, conn, schema)
+		return err
+	})
 	if session.SQLState(err) == session.NoPrivilege {
 		return nil, nil // Check has said so
 	}
@@ -181,8 +178,7 @@ func examineSchema(ctx context.Context, conn *pgx.Conn, schema string) ([]Findin
 	if err := status.Fits(schema); err != nil {
 		return []Finding{{Error: true, Text: err.Error()}}, nil
 	}
-	rows, _ := conn.Query(ctx, sql.Load("doctor", schema), pgx.StrictNamedArgs{"schema": schema, "snapshot": heldWarns})
-	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Finding, err error) {
+	found, err := session.On(ctx, conn, "doctor", pgx.StrictNamedArgs{"schema": schema, "snapshot": heldWarns}, func(row pgx.CollectableRow) (f Finding, err error) {
 		var mend *string
 		err = row.Scan(&f.Error, &f.Text, &mend)
 		f.Mend = deref(mend)

@@ -31,6 +31,23 @@ var sessionSettings = session.Settings{
 	"enable_material":   "off",
 	"enable_hashjoin":   "off",
 	"enable_mergejoin":  "off",
+
+	// These are the defaults, and somebody may have changed them for the role.
+	"enable_indexscan":                "on",
+	"enable_indexonlyscan":            "on",
+	"enable_tidscan":                  "on",
+	"enable_nestloop":                 "on",
+	"enable_sort":                     "on",
+	"enable_hashagg":                  "on",
+	"from_collapse_limit":             "8",
+	"join_collapse_limit":             "8",
+	"geqo":                            "off",
+	"max_parallel_workers_per_gather": "0",
+	"seq_page_cost":                   "1",
+	"random_page_cost":                "4",
+	"cpu_tuple_cost":                  "0.01",
+	"cpu_index_tuple_cost":            "0.005",
+	"cpu_operator_cost":               "0.0025",
 }
 
 // open connects to the database.

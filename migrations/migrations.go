@@ -27,10 +27,10 @@ import (
 	"github.com/golang-migrate/migrate/v4/source"
 	"github.com/golang-migrate/migrate/v4/source/iofs"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"postern/sql"
+	"postern/sql/session"
 )
 
 //go:embed [0-9]*.sql
@@ -136,8 +136,7 @@ func lockRefused(err error) bool {
 	if errors.As(err, &wrapped) {
 		err = wrapped.OrigErr
 	}
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "55P03"
+	return session.SQLState(err) == session.LockNotAvailable
 }
 
 // ErrMessages is what Down refuses with while there are messages.
@@ -163,9 +162,8 @@ func refuseWithMessages(ctx context.Context, conn *pgx.Conn, schema string) erro
 	table := pgx.Identifier{schema, "outbox"}.Sanitize()
 	var any bool
 	err := conn.QueryRow(ctx, `select exists (select from `+table+`)`).Scan(&any)
-	var pgErr *pgconn.PgError
 	switch {
-	case errors.As(err, &pgErr) && pgErr.Code == "42P01": // undefined_table: nothing to lose
+	case session.SQLState(err) == "42P01": // undefined_table: nothing to lose
 		return nil
 	case err != nil:
 		return fmt.Errorf("look for messages: %w", err)
@@ -329,18 +327,21 @@ func suitable(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
+// settings are those of a session that changes the schema.
+var settings = session.Settings{
+	"application_name":                    "postern-migrate",
+	"statement_timeout":                   "0",
+	"idle_in_transaction_session_timeout": "0",
+	"client_connection_check_interval":    "1s",
+	"lock_timeout":                        lockWait,
+	"default_table_access_method":         "heap",
+}
+
 // lock makes the session our own, waits until no other is changing this schema,
 // and sees to it that the schema is there. No limit inherited from the role may
 // cut a migration short, and the server notices a client that was killed.
 func lock(ctx context.Context, conn *pgx.Conn, schema string) error {
-	_, err := conn.Exec(ctx, `
-		select set_config('statement_timeout', '0', false),
-		       set_config('idle_in_transaction_session_timeout', '0', false),
-		       set_config('client_connection_check_interval', '1s', false),
-		       set_config('lock_timeout', '`+lockWait+`', false),
-		       set_config('default_transaction_isolation', 'read committed', false),
-		       set_config('search_path', 'pg_catalog, pg_temp', false)`)
-	if err != nil {
+	if err := settings.Set(ctx, conn); err != nil {
 		return err
 	}
 	if err := waitForTurn(ctx, conn, schema); err != nil {

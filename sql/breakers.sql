@@ -11,13 +11,13 @@ select b.destination,
        b.generation,
        postern.passes(b) as passes,
        b.forced is not null and coalesce(b.forced_until > now(), true) as forced,
-       greatest(b.retry_at, b.probe_until, b.hold_until) - now() as retry_in,
-       b.hold_until - now() as held_for,
-       now() - b.closed_at as closed_for,
+       1000 * extract(epoch from greatest(b.retry_at, b.probe_until, b.hold_until) - now())::double precision as retry_in_ms,
+       1000 * extract(epoch from b.hold_until - now())::double precision as held_for_ms,
+       1000 * extract(epoch from now() - b.closed_at)::double precision as closed_for_ms,
        b.reason,
        false as watched
   from postern.breaker b
  union all
-select distinct e.destination, 'closed', 0::bigint, true, false, null::interval, null::interval, null::interval, null, true
+select distinct e.destination, 'closed', 0::bigint, true, false, null::double precision, null::double precision, null::double precision, null, true
   from postern.evidence e
  where e.as_of > now() - interval '15 s'

@@ -23,7 +23,6 @@ with need (kind, name, privileges) as (
          ('column', 'endpoint.recovered_at', '{update}'),
          ('sequence', 'claim_id', '{usage}'),
          ('sequence', 'wake_after', '{select,update}'),
-         ('sequence', 'delivery_id_seq', '{select}'),
          ('function', 'passes', '{execute}'),
          ('function', 'cooldown', '{execute}'),
          ('function', 'endpoint_of', '{execute}'),
@@ -88,7 +87,7 @@ select format('role %I lacks %s on %s%I.%s: grant it postern_dispatcher (sql/adm
  cross join schema s
  group by m.kind, m.name, s.nspname
  union all
-select format('row-level security on %I.%I may hide rows from role %I: alter role … bypassrls, or create a policy for all with using (true) and with check (true)',
+select format('row-level security on %I.%I may hide rows from role %I: alter role ... bypassrls, or create a policy for all with using (true) and with check (true)',
               s.nspname, c.relname, current_user)
   from schema s
   join pg_catalog.pg_class c on c.relnamespace = s.oid

@@ -24,10 +24,9 @@ wanted as materialized (
          a.allowed,
          case when w.floor_at > now() - interval '2 s' then w.floor_at - interval '500 ms' else w.floor_at end as floor_at,
          w.floor_id,
-         least(now(), w.until) as until,
          (b.breaker).generation
-    from unnest(@destinations::text[], @floors_at::timestamptz[], @floors_id::bigint[], @untils::timestamptz[])
-         as w (destination, floor_at, floor_id, until)
+    from unnest(@destinations::text[], @floors_at::timestamptz[], @floors_id::bigint[])
+         as w (destination, floor_at, floor_id)
    cross join house
     join allowance a on a.destination = w.destination
    cross join lateral (select postern.endpoint_of(w.destination) as endpoint_id offset 0) its
@@ -46,7 +45,7 @@ due as materialized (
        from postern.delivery d
       where d.status = 'pending'
         and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
-        and (d.destination, d.next_attempt_at) <= (w.destination, w.until)
+        and (d.destination, d.next_attempt_at) <= (w.destination, now())
         and (d.leased_until is null
              or (d.leased_until < now()
                  and (d.leased_until < (select coalesce(min(k.unrecorded_since), 'infinity')
@@ -108,9 +107,9 @@ select c.id,
        e.secret,
        case when e.previous_until > now() then e.previous_secret end as previous_secret,
        e.headers as endpoint_headers,
-       e.timeout,
-       e.backoff_base,
-       e.backoff_cap,
+       1000 * extract(epoch from e.timeout)::double precision as timeout_ms,
+       1000 * extract(epoch from e.backoff_base)::double precision as backoff_base_ms,
+       1000 * extract(epoch from e.backoff_cap)::double precision as backoff_cap_ms,
        e.permanent_codes
   from claimed c
   left join lateral (

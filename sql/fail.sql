@@ -16,4 +16,4 @@ update postern.breaker
    and generation = @generation
    and state = 'half_open'
    and probe_by = @dispatcher
-returning retry_at - now() as retry_in
+returning 1000 * extract(epoch from retry_at - now())::double precision as retry_in_ms

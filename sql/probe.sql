@@ -145,9 +145,9 @@ select c.id,
        e.secret,
        case when e.previous_until > now() then e.previous_secret end as previous_secret,
        e.headers as endpoint_headers,
-       coalesce(e.timeout, @timeout::interval) / due.patience as timeout,
-       e.backoff_base,
-       e.backoff_cap,
+       1000 * extract(epoch from coalesce(e.timeout, @timeout::interval) / due.patience)::double precision as timeout_ms,
+       1000 * extract(epoch from e.backoff_base)::double precision as backoff_base_ms,
+       1000 * extract(epoch from e.backoff_cap)::double precision as backoff_cap_ms,
        e.permanent_codes
   from claimed c
   join due on due.id = c.id

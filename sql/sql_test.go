@@ -48,7 +48,7 @@ func TestEveryClaimIsAClaim(t *testing.T) {
 			t.Errorf("after %q claim.sql says\n%s\nand claim_governed.sql\n%s", part.from, plain, governed)
 		}
 	}
-	probe := strings.ReplaceAll(between("probe", "\n       o.message_id,", ""), "coalesce(e.timeout, @timeout::interval) / due.patience as timeout", "e.timeout")
+	probe := strings.ReplaceAll(between("probe", "\n       o.message_id,", ""), "coalesce(e.timeout, @timeout::interval) / due.patience", "e.timeout")
 	probe = strings.ReplaceAll(probe, "\n  join due on due.id = c.id\n  join leased l on l.destination = c.destination", "")
 	if plain := between("claim", "\n       o.message_id,", ""); plain != probe {
 		t.Errorf("claim.sql tells of a message\n%s\nand probe.sql\n%s", plain, probe)

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"postern/migrations"
-	"postern/sql"
+	"postern/sql/session"
 )
 
 type statusCommand struct {
@@ -34,11 +34,13 @@ type status struct {
 // run shows what waits and why, until a signal comes where standard output is
 // a terminal, and once elsewhere.
 func (c *statusCommand) run(ctx context.Context, p process) error {
-	conn, err := pgx.Connect(ctx, c.Database.DatabaseURL)
+	conn, err := session.Dial(ctx, c.Database.DatabaseURL, session.Options{
+		Schema: c.Database.Schema, Name: "postern-status", Settings: session.Settings{"statement_timeout": "1min"},
+	})
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	defer conn.Close(ctx)
 	live := !c.JSON && !c.Once && isTerminal(p.stdout)
 	for {
 		now, err := c.look(ctx, conn)
@@ -68,18 +70,19 @@ func (c *statusCommand) run(ctx context.Context, p process) error {
 	}
 }
 
-func (c *statusCommand) look(ctx context.Context, conn *pgx.Conn) (map[string]json.RawMessage, error) {
-	rows, _ := conn.Query(ctx, sql.Load("status", c.Database.Schema), pgx.QueryExecModeExec)
-	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[status])
+func (c *statusCommand) look(ctx context.Context, conn *session.Conn) (map[string]json.RawMessage, error) {
+	rows, err := session.On(ctx, conn, "status", pgx.StrictNamedArgs{}, pgx.RowToStructByName[status])
 	if err != nil {
 		// A schema of another version is the likely cause, and says more.
-		if at, atErr := migrations.Check(ctx, conn, c.Database.Schema); atErr == nil && !at.Current() {
+		if at, atErr := migrations.Check(ctx, conn.Raw(), c.Database.Schema); atErr == nil && !at.Current() {
 			return nil, at.Fits(c.Database.Schema)
 		}
+		return nil, err
 	}
+	s := rows[0]
 	return map[string]json.RawMessage{
 		"overall": s.Overall, "backlog": s.Backlog, "breakers": s.Breakers, "dispatchers": s.Dispatchers,
-	}, err
+	}, nil
 }
 
 // line is an object of the status, as JSON has it.

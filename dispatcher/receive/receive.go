@@ -92,7 +92,7 @@ func Serve(ctx context.Context, cfg Config, listener net.Listener) error {
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	defer store.pool.Close()
+	defer store.db.Close()
 	s := newServer(cfg, store, listener)
 	var background sync.WaitGroup
 	defer background.Wait()

@@ -14,6 +14,7 @@ import (
 
 	"postern/outbox/inbox"
 	"postern/outbox/signature"
+	"postern/sql/session"
 )
 
 // row is a source as sql/sources.sql returns it.
@@ -23,7 +24,7 @@ type row struct {
 	Scheme            string
 	Secret            string
 	PreviousSecret    *string
-	Tolerance         time.Duration
+	ToleranceMs       float64
 	SignatureHeader   *string
 	SignaturePrefix   *string
 	SignatureEncoding *string
@@ -80,7 +81,7 @@ func verifier(r row) (func(http.Header, []byte) error, error) {
 		secrets = append(secrets, previous)
 	}
 	return func(header http.Header, body []byte) error {
-		return scheme.Verify(header, body, time.Now(), r.Tolerance, secrets...)
+		return scheme.Verify(header, body, time.Now(), session.Duration(r.ToleranceMs), secrets...)
 	}, nil
 }
 

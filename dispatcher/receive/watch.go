@@ -8,11 +8,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"postern/migrations"
 	"postern/sql"
+	"postern/sql/session"
 )
 
 const (
@@ -33,7 +32,7 @@ func (s *Server) watch(ctx context.Context) error {
 	for try := 0; ; try++ {
 		before := s.sources.Load()
 		err := s.follow(ctx)
-		if state := new(pgconn.PgError); before == nil && errors.As(err, &state) && state.Code == "42501" {
+		if before == nil && session.SQLState(err) == session.NoPrivilege {
 			err = fmt.Errorf("%w: %w: give the role what sql/admin/roles.sql gives postern_receiver", errUnfit, err)
 		}
 		switch {
@@ -58,15 +57,11 @@ func (s *Server) watch(ctx context.Context) error {
 // reads again when told and when time has passed: notifications are hints, and
 // reading tells whether the connection still lives.
 func (s *Server) follow(ctx context.Context) error {
-	conn, err := s.connect(ctx)
+	conn, err := session.Dial(ctx, s.cfg.DatabaseURL, sessions(&s.cfg))
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = conn.Close(ctx) // it is given up in any case
-	}()
+	defer conn.Close(ctx)
 	if err := s.prepare(ctx, conn); err != nil {
 		return err
 	}
@@ -80,7 +75,7 @@ func (s *Server) follow(ctx context.Context) error {
 		case <-time.After(minReload):
 		}
 		wait, cancel := context.WithTimeout(ctx, s.cfg.ReloadInterval)
-		_, err := conn.WaitForNotification(wait)
+		_, err := conn.Raw().WaitForNotification(wait)
 		cancel()
 		if err != nil && wait.Err() == nil {
 			return fmt.Errorf("listen: %w", err)
@@ -88,30 +83,17 @@ func (s *Server) follow(ctx context.Context) error {
 	}
 }
 
-func (s *Server) connect(ctx context.Context) (*pgx.Conn, error) {
-	// The pool's parser, which knows its own settings in the URL.
-	config, err := pgxpool.ParseConfig(s.cfg.DatabaseURL)
-	if err != nil {
-		return nil, err
-	}
-	ours(config.ConnConfig)
-	return pgx.ConnectConfig(ctx, config.ConnConfig)
-}
-
-func (s *Server) prepare(ctx context.Context, conn *pgx.Conn) error {
+// prepare says whether the database fits when it is first seen, and listens.
+func (s *Server) prepare(ctx context.Context, conn *session.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
 	if s.sources.Load() == nil {
-		status, err := migrations.Check(ctx, conn, s.cfg.Schema)
-		if err != nil {
-			return fmt.Errorf("check the schema: %w", err)
-		}
-		if err := fits(s.cfg.Schema, status); err != nil {
+		if err := conn.Do(ctx, s.check); err != nil {
 			return err
 		}
 	}
-	_, err := conn.Exec(ctx, "listen "+pgx.Identifier{sql.Channel("source", s.cfg.Schema)}.Sanitize())
-	if state := new(pgconn.PgError); errors.As(err, &state) {
+	_, err := conn.Raw().Exec(ctx, "listen "+pgx.Identifier{sql.Channel("source", s.cfg.Schema)}.Sanitize())
+	if session.SQLState(err) != "" {
 		// A pooler or a standby that does not listen. Notifications are hints.
 		s.cfg.Log.Debug().Err(err).Msg("changes of the sources are not announced here; reading them now and then")
 		return nil
@@ -122,24 +104,21 @@ func (s *Server) prepare(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-func fits(schema string, status migrations.Status) error {
-	switch {
-	case status.Current():
-		return nil
-	case status.Version > status.Latest:
-		return fmt.Errorf("%w: %w", errUnfit, &migrations.NewerError{Version: status.Version, Latest: status.Latest})
+func (s *Server) check(ctx context.Context, conn *pgx.Conn) error {
+	status, err := migrations.Check(ctx, conn, s.cfg.Schema)
+	if err != nil {
+		return fmt.Errorf("check the schema: %w", err)
 	}
-	return fmt.Errorf("%w: schema %q has version %d and this program needs %d: run `postern migrate up`", errUnfit, schema, status.Version, status.Latest)
+	if err := status.Fits(s.cfg.Schema); err != nil {
+		return fmt.Errorf("%w: %w", errUnfit, err)
+	}
+	return nil
 }
 
-func (s *Server) load(ctx context.Context, conn *pgx.Conn) error {
+func (s *Server) load(ctx context.Context, conn *session.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
-	rows, err := conn.Query(ctx, sql.Load("sources", s.cfg.Schema))
-	if err != nil {
-		return err
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[row])
+	all, err := session.On(ctx, conn, "sources", pgx.StrictNamedArgs{}, pgx.RowToStructByName[row])
 	if err != nil {
 		return err
 	}

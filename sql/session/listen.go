@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgxlisten"
 	"github.com/rs/zerolog"
 
@@ -65,18 +64,14 @@ type Listener struct {
 // notifications may have been missed; it must not block. The name of the channel
 // echo, without the schema, is this process's alone.
 func NewListener(db *DB, url, echo string, channels map[string]func(), log zerolog.Logger) (*Listener, error) {
-	// The pool's parser, which knows its own settings in the URL.
-	config, err := pgxpool.ParseConfig(url)
+	config, err := parse(url, Options{Name: db.options.Name + "-listen"})
 	if err != nil {
 		return nil, err
 	}
-	conn := config.ConnConfig
-	conn.ConnectTimeout = connectTimeout
-	conn.RuntimeParams["application_name"] = db.options.Name + "-listen"
-	conn.DefaultQueryExecMode = pgx.QueryExecModeExec
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	return &Listener{
 		db:        db,
-		config:    conn,
+		config:    config.ConnConfig,
 		echo:      sql.Channel(echo, db.options.Schema),
 		channels:  channels,
 		log:       log,
@@ -139,11 +134,6 @@ func (h handler) HandleBacklog(_ context.Context, _ string, conn *pgx.Conn) erro
 	return nil
 }
 
-// listenSettings make the session ours.
-const listenSettings = `
-select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
-       pg_catalog.set_config('idle_session_timeout', '0', false)`
-
 // connect opens the next connection, not too soon after one that failed.
 func (l *Listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	l.mu.Lock()
@@ -179,16 +169,15 @@ func (l *Listener) connect(ctx context.Context) (*pgx.Conn, error) {
 // not the one that the connection was given, and makes it ours if it is not: what
 // is set on a backend that is lent by transaction is left to whoever has it next.
 func (l *Listener) prepare(ctx context.Context, conn *pgx.Conn) error {
-	var pid uint32
-	if err := conn.QueryRow(ctx, `select pg_catalog.pg_backend_pid()`).Scan(&pid); err != nil {
+	pooled, err := isPooled(ctx, conn)
+	if err != nil {
 		return err
 	}
-	l.pooled.Store(pid != conn.PgConn().PID())
-	if l.pooled.Load() {
+	l.pooled.Store(pooled)
+	if pooled {
 		return l.tryOut(ctx, conn)
 	}
-	_, err := conn.Exec(ctx, listenSettings)
-	return err
+	return Settings{"application_name": l.config.RuntimeParams["application_name"]}.Set(ctx, conn)
 }
 
 // errDeaf ends a pooler's connection on which nothing is heard.

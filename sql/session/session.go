@@ -8,6 +8,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -26,6 +27,7 @@ const (
 	answerTimeout   = 12 * time.Second
 	setUpTimeout    = 5 * time.Second
 	rollbackTimeout = time.Second
+	closeTimeout    = time.Second
 )
 
 // Options say what a program's sessions are like.
@@ -34,6 +36,8 @@ type Options struct {
 	Name        string   // application_name
 	Settings    Settings // in addition to those of every session, or instead of them
 	Connections int
+
+	ConnectTimeout time.Duration // 0: 5 s
 
 	// AcquireTimeout is how long a statement waits for a free connection; 0: as
 	// long as its context.
@@ -64,19 +68,16 @@ type DB struct {
 // Open connects and finds out what kind of connection it has. The URL is the
 // caller's to validate; errors do not contain it.
 func Open(ctx context.Context, url string, options Options) (*DB, error) {
-	config, err := pgxpool.ParseConfig(url)
+	config, err := parse(url, options)
 	if err != nil {
 		return nil, err
 	}
-	db := &DB{options: options, text: map[string]numbered{}}
-	for _, verb := range sql.Verbs() {
-		if db.text[verb], err = number(sql.Load(verb, options.Schema)); err != nil {
-			return nil, fmt.Errorf("sql/%s.sql: %w", verb, err)
-		}
+	db, err := load(options)
+	if err != nil {
+		return nil, err
 	}
-	db.pooled = options.Pooled
 	if !db.pooled {
-		if db.pooled, err = BehindPooler(ctx, config.ConnConfig); err != nil {
+		if db.pooled, err = behindPooler(ctx, config.ConnConfig); err != nil {
 			return nil, err
 		}
 	}
@@ -100,9 +101,33 @@ func Open(ctx context.Context, url string, options Options) (*DB, error) {
 	config.MaxConns = int32(options.Connections)
 	config.MinConns, config.MinIdleConns = 0, 0
 	config.MaxConnIdleTime = 5 * time.Minute
-	config.ConnConfig.ConnectTimeout = connectTimeout
 	db.pool, err = pgxpool.NewWithConfig(ctx, config)
 	return db, err
+}
+
+// load reads the statements.
+func load(options Options) (db *DB, err error) {
+	db = &DB{options: options, text: map[string]numbered{}, pooled: options.Pooled}
+	for _, verb := range sql.Verbs() {
+		if db.text[verb], err = number(sql.Load(verb, options.Schema)); err != nil {
+			return nil, fmt.Errorf("sql/%s.sql: %w", verb, err)
+		}
+	}
+	return db, nil
+}
+
+// parse reads a connection string, by the pool's parser, which knows its own
+// settings in it. What a server says while we connect is UTF-8 already; poolers
+// let this parameter through.
+func parse(url string, options Options) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.ConnectTimeout = cmp.Or(options.ConnectTimeout, connectTimeout)
+	config.ConnConfig.RuntimeParams["application_name"] = options.Name
+	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+	return config, nil
 }
 
 // settings are those of the pool's sessions beside those of every session, and
@@ -167,37 +192,3 @@ func restore(ctx context.Context, conn *pgx.Conn, err error) {
 		_, _ = conn.Exec(ctx, "rollback") // if it fails, the pool closes the connection
 	}
 }
-
-// Conn is a connection of its own, for what has to work when those of the pool
-// are stuck. Used by one goroutine.
-type Conn struct {
-	db    *DB
-	conn  *pgx.Conn
-	local string
-}
-
-// Connect opens a Conn, at the pool's pace, with the pool's settings and more.
-func (db *DB) Connect(ctx context.Context, more Settings) (*Conn, error) {
-	if err := db.pacer.wait(ctx); err != nil {
-		return nil, err
-	}
-	conn, err := pgx.ConnectConfig(ctx, db.pool.Config().ConnConfig)
-	if err != nil {
-		return nil, err
-	}
-	own := db.settings(more)
-	if db.pooled {
-		return &Conn{db, conn, every.with(own).statement(true)}, nil
-	}
-	if err := own.Set(ctx, conn); err != nil {
-		_ = conn.Close(ctx) // half our own, it would not be set up again
-		return nil, err
-	}
-	return &Conn{db, conn, ""}, nil
-}
-
-// IsClosed reports whether the connection is gone.
-func (c *Conn) IsClosed() bool { return c.conn.IsClosed() }
-
-// Close ends the session.
-func (c *Conn) Close(ctx context.Context) { _ = c.conn.Close(ctx) }

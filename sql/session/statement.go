@@ -23,7 +23,12 @@ func Query[T any](ctx context.Context, db *DB, verb string, args pgx.StrictNamed
 
 // On is Query on a connection of its own.
 func On[T any](ctx context.Context, c *Conn, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) ([]T, error) {
-	return run(ctx, c.db, c.conn, c.local, verb, args, row)
+	found, err := run(ctx, c.db, c.conn, c.local, verb, args, row)
+	if err != nil {
+		restore(ctx, c.conn, err)
+		return nil, err
+	}
+	return found, nil
 }
 
 func run[T any](ctx context.Context, db *DB, conn *pgx.Conn, local, verb string, args pgx.StrictNamedArgs, row pgx.RowToFunc[T]) (found []T, err error) {
