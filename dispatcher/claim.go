@@ -100,15 +100,16 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed
 
 // claimArgs are what a claim is told, whoever counts it.
 func (d *Dispatcher) claimArgs(shares []share, names []string) pgx.StrictNamedArgs {
-	at := make([]time.Time, len(shares))
+	at, until := make([]time.Time, len(shares)), make([]time.Time, len(shares))
 	ids := make([]int64, len(shares))
 	for i, s := range shares {
-		at[i], ids[i] = s.floor.at, s.floor.id
+		at[i], ids[i], until[i] = s.floor.at, s.floor.id, s.until
 	}
 	return pgx.StrictNamedArgs{
 		"destinations": names,
 		"floors_at":    at,
 		"floors_id":    ids,
+		"untils":       until,
 		"ramp":         d.ramp(),
 		"dispatcher":   d.id,
 		"timeout":      d.cfg.Timeout,
@@ -150,9 +151,10 @@ func board(rows []*claimed, shares []share, take func(s share, n int, last floor
 
 // newer is one row of fresh.sql.
 type newer struct {
-	Destination *string
-	Seen        *int64
-	Governed    bool
+	Destination      *string
+	Earliest, Latest *time.Time
+	Seen             *int64
+	Governed         bool
 }
 
 // lateCommit is by how much transactions may commit in another order than they
@@ -176,7 +178,7 @@ func (d *Dispatcher) fresh(ctx context.Context, quiet time.Duration) error {
 	}
 	for _, row := range rows {
 		if row.Destination != nil {
-			d.destinations.mark(*row.Destination, row.Governed)
+			d.destinations.discover(*row.Destination, row.Governed, *row.Earliest, *row.Latest)
 		} else {
 			d.seen = *row.Seen
 		}

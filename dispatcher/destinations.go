@@ -53,7 +53,8 @@ type destination struct {
 	place   int // in the waiting line
 	endings int // of leases, while governed
 
-	floor floor // where live rows began when last claimed or found
+	floor   floor    // where live rows began when last claimed or found
+	pockets []pocket // before the floor, in the order in which they are claimed
 }
 
 // floor is a place in the claim index. The zero floor is its beginning.
@@ -61,6 +62,24 @@ type floor struct {
 	at time.Time
 	id int64
 }
+
+// pocket is a part of the claim index before the floor in which something was
+// found. It is claimed apart, from its beginning to its end, since what follows it
+// up to the floor may be dead entries without number.
+type pocket struct {
+	from  floor
+	until time.Time
+}
+
+// maxPockets bounds what is remembered of one destination; what is left out is
+// found again.
+const maxPockets = 16
+
+// near is how far before the floor nothing is worth a claim of its own.
+const near = 500 * time.Millisecond
+
+// always is no end.
+var always = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (f floor) before(g floor) bool {
 	return f.at.Before(g.at) || f.at.Equal(g.at) && f.id < g.id
@@ -81,6 +100,8 @@ type share struct {
 	room  int // what it could take on top of quota
 	slow  bool
 	floor floor
+	until time.Time
+	apart bool // of a pocket
 
 	governed bool
 	endings  int
@@ -262,7 +283,11 @@ func (ds *destinations) choose(limit int, now time.Time) []share {
 }
 
 func (d *destination) share(now time.Time) share {
-	return share{of: d, slow: !d.isQuick(now), governed: d.governed, endings: d.endings, floor: d.floor}
+	s := share{of: d, slow: !d.isQuick(now), governed: d.governed, endings: d.endings, floor: d.floor, until: always}
+	if len(d.pockets) > 0 {
+		s.floor, s.until, s.apart = d.pockets[0].from, d.pockets[0].until, true
+	}
+	return s
 }
 
 // slowInFlight adds up the slots held by destinations that are slow or that
@@ -339,8 +364,14 @@ func (ds *destinations) take(s share, n int, last floor, now time.Time) []*fligh
 
 func (ds *destinations) takeOff(s share, n int, last floor, now time.Time) []*flight {
 	d := s.of
+	if s.apart {
+		d.emptied(s, n, last)
+		if !d.waits() { // the rest comes next
+			ds.queue(d)
+		}
+	}
 	if n > 0 {
-		if d.floor == s.floor { // otherwise something before has been found meanwhile
+		if !s.apart && d.floor == s.floor { // otherwise something before has been found meanwhile
 			d.floor = last
 		}
 		ds.active[d] = struct{}{}
@@ -397,6 +428,46 @@ func (ds *destinations) requeue(name string) {
 	if d := ds.known[name]; d != nil && !d.waits() {
 		ds.queue(d)
 	}
+}
+
+// emptied says how far a claim has come in the first pocket.
+func (d *destination) emptied(s share, n int, last floor) {
+	if n < s.quota {
+		d.pockets = d.pockets[1:]
+	} else {
+		d.pockets[0].from = last
+	}
+}
+
+// discover is mark for rows that were found from earliest to latest. What lies
+// before the floor becomes a pocket.
+func (ds *destinations) discover(name string, governed bool, earliest, latest time.Time) {
+	ds.mark(name, governed)
+	ds.mu.Lock()
+	defer ds.mu.Unlock()
+	d := ds.known[name]
+	if d.floor == (floor{}) {
+		d.floor = floor{at: latest}
+	}
+	switch {
+	case !earliest.Before(d.floor.at):
+	case d.floor.at.Sub(earliest) < near:
+		d.floor = floor{at: earliest.Add(-time.Microsecond)}
+	case len(d.pockets) < maxPockets && !d.hasPocketAt(earliest):
+		if latest.After(d.floor.at) {
+			latest = d.floor.at
+		}
+		d.pockets = append(d.pockets, pocket{floor{at: earliest}, latest})
+	}
+}
+
+func (d *destination) hasPocketAt(at time.Time) bool {
+	for _, p := range d.pockets {
+		if !at.Before(p.from.at) && !at.After(p.until) {
+			return true
+		}
+	}
+	return false
 }
 
 // lookBack makes the next claim of a destination start no later than at a row

@@ -297,3 +297,45 @@ func TestSlotsUnderRandomLoad(t *testing.T) {
 		}
 	}
 }
+
+// What is found before the floor is claimed apart, from where it begins to where
+// it ends, and the floor stays where it was.
+func TestPocketsBeforeTheFloor(t *testing.T) {
+	t.Parallel()
+	ds := newDestinations(8)
+	now := time.Now()
+	ds.discover("a", false, now.Add(-time.Hour), now.Add(-time.Minute)) // never heard of: a pocket, and the floor at its end
+	for _, want := range []struct {
+		from, until time.Time
+		apart       bool
+		brings      int
+	}{
+		{now.Add(-time.Hour), now.Add(-time.Minute), true, -1}, // as much as was asked for: there may be more
+		{now.Add(-30 * time.Minute), now.Add(-time.Minute), true, 0},
+		{now.Add(-time.Minute), always, false, 0},
+	} {
+		shares := ds.choose(2, now)
+		if len(shares) != 1 {
+			t.Fatalf("%d shares, want one", len(shares))
+		}
+		s := shares[0]
+		if !s.floor.at.Equal(want.from) || !s.until.Equal(want.until) || s.apart != want.apart {
+			t.Errorf("from %s until %s, apart %t; want from %s until %s, %t", s.floor.at, s.until, s.apart, want.from, want.until, want.apart)
+		}
+		n := want.brings
+		if n < 0 {
+			n = s.quota
+		}
+		for _, f := range ds.take(s, n, floor{now.Add(-30 * time.Minute), 7}, now) {
+			ds.land(f, true)
+		}
+	}
+	if ds.waiting() {
+		t.Error("there is something due still")
+	}
+	ds.discover("a", false, now.Add(-2*time.Hour), now)
+	ds.discover("a", false, now.Add(-2*time.Hour), now)
+	if d := ds.known["a"]; len(d.pockets) != 1 || !d.pockets[0].until.Equal(now.Add(-time.Minute)) {
+		t.Errorf("pockets %v, want one up to the floor", d.pockets)
+	}
+}

@@ -106,6 +106,7 @@ type Dispatcher struct {
 	parked       atomic.Int32  // outcomes whose deliveries others have locked
 	lost         atomic.Int64  // requests cut and outcomes not recorded
 	orphans      chan string   // destinations whose endpoint is deleted
+	fleet        atomic.Int32  // live dispatchers at the last heartbeat
 
 	// Used by the claiming loop alone.
 	seen      int64 // newest delivery that fresh has read
@@ -159,6 +160,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	}
 	var background sync.WaitGroup
 	background.Go(func() { d.seek(ctx) })
+	background.Go(func() { d.follow(ctx) })
 	background.Go(func() { d.beat(ctx) })
 	background.Go(func() { d.expire(ctx) })
 	background.Go(func() { d.cancelOrphans(ctx) })

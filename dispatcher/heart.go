@@ -57,6 +57,7 @@ func (v *vitals) track(verb string) (ended func(error)) {
 		running = new(atomic.Int32)
 	}
 	ofOneRow := slices.Contains([]string{"trip", "hold", "report", "fail", "pass", "let"}, verb)
+	bounded := slices.Contains([]string{"find", "sweep", "due"}, verb) // by us, more tightly than the others
 	running.Add(1)
 	started := time.Now()
 	return func(err error) {
@@ -66,7 +67,7 @@ func (v *vitals) track(verb string) (ended func(error)) {
 		switch code := session.SQLState(err); {
 		case err == nil && running == &v.claiming:
 			v.Claimed(now.Sub(started), now)
-		case code == session.LockNotAvailable && ofOneRow:
+		case code == session.LockNotAvailable && ofOneRow, code == session.QueryCanceled && bounded:
 		case code == session.LockNotAvailable, code == session.QueryCanceled:
 			v.LockTimeout(now)
 		case !errors.Is(err, context.DeadlineExceeded):
@@ -177,6 +178,12 @@ func (d *Dispatcher) awaitBeat(ctx context.Context, wait time.Duration) bool {
 	}
 }
 
+// pulse is the row of heartbeat.sql.
+type pulse struct {
+	Waiting bool
+	Live    int // dispatchers, with this one
+}
+
 // beatOnce writes the heartbeat, has the fleet's judged, and tries whether the
 // database's breaker can be closed when it is time to.
 func (d *Dispatcher) beatOnce(ctx context.Context, h *heart) (troubled bool, err error) {
@@ -185,16 +192,17 @@ func (d *Dispatcher) beatOnce(ctx context.Context, h *heart) (troubled bool, err
 	if err := d.connectHeart(limited, h); err != nil {
 		return true, err
 	}
-	waiting, err := session.On(limited, h.conn, "heartbeat", d.heartbeatArgs("running"), pgx.RowTo[bool])
+	beats, err := session.On(limited, h.conn, "heartbeat", d.heartbeatArgs("running"), pgx.RowToStructByName[pulse])
 	if err != nil {
 		return true, err
 	}
-	if len(waiting) == 0 {
+	if len(beats) == 0 {
 		again := d.identity()
 		again["dispatcher"] = d.id
 		_, err := session.On(limited, h.conn, "rejoin", again, pgx.RowTo[int64])
 		return false, err
 	}
+	d.fleet.Store(int32(beats[0].Live))
 	verdict, err := d.judge(limited, h)
 	if err != nil {
 		return true, err
@@ -207,7 +215,7 @@ func (d *Dispatcher) beatOnce(ctx context.Context, h *heart) (troubled bool, err
 			}
 		}
 	}
-	return waiting[0] || verdict.Reason != nil || verdict.State != breaker.Closed, nil
+	return beats[0].Waiting || verdict.Reason != nil || verdict.State != breaker.Closed, nil
 }
 
 func (d *Dispatcher) connectHeart(ctx context.Context, h *heart) (err error) {
@@ -385,6 +393,6 @@ func (d *Dispatcher) waitOutside(ctx, work context.Context) {
 }
 
 func (d *Dispatcher) heartbeat(ctx context.Context, state string) error {
-	_, err := session.Query(ctx, d.db, "heartbeat", d.heartbeatArgs(state), pgx.RowTo[bool])
+	_, err := session.Query(ctx, d.db, "heartbeat", d.heartbeatArgs(state), pgx.RowToStructByName[pulse])
 	return err
 }

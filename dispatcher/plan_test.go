@@ -77,13 +77,15 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 				{"fresh", pgx.NamedArgs{"seen": newest - 20, "late": newest - 40, "quiet_us": int64(0), "ramp": time.Minute}, 30, 22},
 				{"claim", pgx.NamedArgs{
 					"destinations": []string{ninety, "https://h100.example"}, "quotas": []int32{8, 2},
-					"floors_at": []time.Time{{}, {}}, "floors_id": []int64{0, 0},
+					"floors_at": []time.Time{{}, {}}, "floors_id": []int64{0, 0}, "untils": []time.Time{always, always},
 					"ramp":       time.Minute,
 					"dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250, 10},
 				{"finish", finishArgs(newest, 10), 120, 0},
 				{"record", recordArgs(newest, 10), 150, 10},
 				{"sift", pgx.NamedArgs{"ids": []int64{newest - 3, newest - 2, newest - 1, newest}}, 100, 0},
 				{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0), "again": []int64{1}}, 20, 1},
+				{"due", pgx.NamedArgs{"since": time.Now().Add(-time.Second), "after": int64(0), "ramp": time.Minute}, 20, 1},
+				{"sweep", pgx.NamedArgs{"after": newest - 1000, "width": int64(1000), "ramp": time.Minute}, 300, 20},
 				{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20, 1},
 			} {
 				for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
@@ -205,10 +207,10 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		{"find", pgx.NamedArgs{"after": "", "steps": 20, "ramp": time.Minute}, 150},
 		{"fresh", pgx.NamedArgs{"seen": int64(n - 20), "late": int64(n - 40), "quiet_us": int64(0), "ramp": time.Minute}, 60},
 		{"claim", pgx.NamedArgs{
-			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
+			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{{}}, "floors_id": []int64{0}, "untils": []time.Time{always},
 			"ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250},
 		{"claim_governed", pgx.NamedArgs{
-			"destinations": []string{"https://ramp"}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
+			"destinations": []string{"https://ramp"}, "floors_at": []time.Time{{}}, "floors_id": []int64{0}, "untils": []time.Time{always},
 			"ramp": time.Hour, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 300},
 		{"finish", finishArgs(n, 10), 150},
 		{"record", recordArgs(n, 10), 200},
@@ -305,7 +307,7 @@ func TestClaimStartsAtItsFloor(t *testing.T) {
 	db.Exec(`delete from postern.delivery where id <= $1`, last)
 	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 		pages, rows := explain(t, conn, "claim", mode, pgx.NamedArgs{
-			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{at}, "floors_id": []int64{last},
+			"destinations": []string{ninety}, "quotas": []int32{10}, "floors_at": []time.Time{at}, "floors_id": []int64{last}, "untils": []time.Time{always},
 			"ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100})
 		if pages > 200 || rows != 10 {
 			t.Errorf("%s: %d pages and %d rows, want at most 200 and 10", mode, pages, rows)

@@ -39,6 +39,7 @@ create table postern.delivery (
   claimed_by      bigint,
   attempts        postern.attempt_count not null default 0,
   last_status     smallint,
+  scheduled       boolean not null default false,
   destination     text collate "C" not null,
   status          postern.delivery_status not null default 'pending',
   reason          text,
@@ -60,6 +61,16 @@ create index delivery_due
     on postern.delivery (destination, next_attempt_at, id)
  where status = 'pending';
 
+/* What was not due when it was written, a retry or a message for later, is found
+by this when its time has come, however much waits for later still. What is due at
+once, nearly everything, is not in it and pays nothing. */
+
+create index delivery_scheduled
+    on postern.delivery (next_attempt_at, id)
+ where status = 'pending' and scheduled;
+
+comment on column postern.delivery.scheduled is
+  'Was not due when next_attempt_at was set: found by time.';
 comment on table postern.delivery is
   'One message on its way to one destination. Claimable when pending, due, and its lease is null or past.';
 
@@ -92,6 +103,26 @@ execute function postern.end_lease();
 
 comment on function postern.end_lease() is
   'Trigger: a delivery that is no longer pending is nobody''s.';
+
+/* Nor does it have to know how what it puts off is found again. */
+
+create function postern.note_schedule() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+begin
+  new.scheduled := true;
+  return new;
+end
+$$;
+
+create trigger note_schedule
+before update of next_attempt_at on postern.delivery
+for each row
+when (new.status = 'pending' and not new.scheduled and new.next_attempt_at > now())
+execute function postern.note_schedule();
+
+comment on function postern.note_schedule() is
+  'Trigger: a delivery that is put off is found when its time has come.';
 
 /* A dead one will not be tried again, so its time of the next attempt is free
 to say since when it is dead, whoever made it so. */
@@ -179,12 +210,12 @@ declare
   now_us   bigint;
 begin
   if new.target_url is not null then
-    insert into postern.delivery (outbox_id, destination, next_attempt_at)
-    values (new.id, postern.destination(new.target_url), due);
+    insert into postern.delivery (outbox_id, destination, next_attempt_at, scheduled)
+    values (new.id, postern.destination(new.target_url), due, due > now());
   else
     patterns := postern.patterns(new.event_type);
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
-    select new.id, 'ep_' || e.id, e.id, due
+    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
+    select new.id, 'ep_' || e.id, e.id, due, due > now()
       from postern.endpoint e
      where e.tenant = new.tenant and e.status <> 'deleted' and e.event_types && patterns;
   end if;
@@ -206,6 +237,6 @@ create trigger fan_out
 after insert on postern.outbox
 for each row execute function postern.fan_out();
 
-revoke execute on function postern.fan_out(), postern.end_lease(), postern.note_death() from public;
+revoke execute on function postern.fan_out(), postern.end_lease(), postern.note_schedule(), postern.note_death() from public;
 
 comment on function postern.fan_out() is 'Trigger: writes the deliveries of new messages, and wakes a dispatcher that asked for it.';

@@ -184,9 +184,9 @@ begin
   if not found then
     return null;
   end if;
-  insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
+  insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
   select wanted.outbox_id, wanted.destination,
-         case when wanted.destination ~ '^ep_[0-9]{1,18}$' then substr(wanted.destination, 4)::bigint end, at
+         case when wanted.destination ~ '^ep_[0-9]{1,18}$' then substr(wanted.destination, 4)::bigint end, at, at > now()
    where not exists (
            select from postern.delivery d
             where d.outbox_id = wanted.outbox_id and d.destination = wanted.destination)
@@ -207,8 +207,8 @@ declare
 begin
   perform from postern.outbox o where o.id = wanted.outbox_id for no key update;
   with written as (
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
-    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), e.id, at
+    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
+    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), e.id, at, at > now()
       from postern.outbox o
       left join postern.endpoint e
         on o.target_url is null and e.tenant = o.tenant and e.status <> 'deleted'

@@ -326,6 +326,7 @@ CREATE TABLE postern.delivery (
     claimed_by bigint,
     attempts postern.attempt_count DEFAULT 0 NOT NULL,
     last_status smallint,
+    scheduled boolean DEFAULT false NOT NULL,
     destination text NOT NULL COLLATE pg_catalog."C",
     status postern.delivery_status DEFAULT 'pending'::text NOT NULL,
     reason text,
@@ -335,6 +336,8 @@ CREATE TABLE postern.delivery (
 WITH (fillfactor='42', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_analyze_scale_factor='0.1', autovacuum_vacuum_cost_delay='0');
 
 COMMENT ON TABLE postern.delivery IS 'One message on its way to one destination. Claimable when pending, due, and its lease is null or past.';
+
+COMMENT ON COLUMN postern.delivery.scheduled IS 'Was not due when next_attempt_at was set: found by time.';
 
 CREATE TABLE postern.outbox (
     id bigint NOT NULL,
@@ -804,12 +807,12 @@ declare
   now_us   bigint;
 begin
   if new.target_url is not null then
-    insert into postern.delivery (outbox_id, destination, next_attempt_at)
-    values (new.id, postern.destination(new.target_url), due);
+    insert into postern.delivery (outbox_id, destination, next_attempt_at, scheduled)
+    values (new.id, postern.destination(new.target_url), due, due > now());
   else
     patterns := postern.patterns(new.event_type);
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
-    select new.id, 'ep_' || e.id, e.id, due
+    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
+    select new.id, 'ep_' || e.id, e.id, due, due > now()
       from postern.endpoint e
      where e.tenant = new.tenant and e.status <> 'deleted' and e.event_types && patterns;
   end if;
@@ -941,6 +944,18 @@ end
 $$;
 
 COMMENT ON FUNCTION postern.note_death() IS 'Trigger: next_attempt_at of a dead delivery is when it died.';
+
+CREATE FUNCTION postern.note_schedule() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  new.scheduled := true;
+  return new;
+end
+$$;
+
+COMMENT ON FUNCTION postern.note_schedule() IS 'Trigger: a delivery that is put off is found when its time has come.';
 
 CREATE FUNCTION postern.outbox_id_since(since timestamp with time zone) RETURNS bigint
     LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -1128,9 +1143,9 @@ begin
   if not found then
     return null;
   end if;
-  insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
+  insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
   select wanted.outbox_id, wanted.destination,
-         case when wanted.destination ~ '^ep_[0-9]{1,18}$' then substr(wanted.destination, 4)::bigint end, at
+         case when wanted.destination ~ '^ep_[0-9]{1,18}$' then substr(wanted.destination, 4)::bigint end, at, at > now()
    where not exists (
            select from postern.delivery d
             where d.outbox_id = wanted.outbox_id and d.destination = wanted.destination)
@@ -1175,8 +1190,8 @@ declare
 begin
   perform from postern.outbox o where o.id = wanted.outbox_id for no key update;
   with written as (
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
-    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), e.id, at
+    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
+    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), e.id, at, at > now()
       from postern.outbox o
       left join postern.endpoint e
         on o.target_url is null and e.tenant = o.tenant and e.status <> 'deleted'
@@ -2389,6 +2404,8 @@ CREATE INDEX delivery_due ON postern.delivery USING btree (destination, next_att
 
 CREATE INDEX delivery_resting ON postern.delivery USING btree (destination, id) WHERE ((status)::text <> 'pending'::text);
 
+CREATE INDEX delivery_scheduled ON postern.delivery USING btree (next_attempt_at, id) WHERE (((status)::text = 'pending'::text) AND scheduled);
+
 CREATE INDEX endpoint_by_tenant ON postern.endpoint USING btree (tenant) WHERE (status <> 'deleted'::text);
 
 CREATE UNIQUE INDEX "idempotency_key is unique within tenant" ON postern.outbox USING btree (tenant, idempotency_key) WHERE (idempotency_key IS NOT NULL);
@@ -2418,6 +2435,8 @@ CREATE TRIGGER end_lease BEFORE UPDATE OF status ON postern.delivery FOR EACH RO
 CREATE TRIGGER fan_out AFTER INSERT ON postern.outbox FOR EACH ROW EXECUTE FUNCTION postern.fan_out();
 
 CREATE TRIGGER note_death BEFORE UPDATE OF status ON postern.delivery FOR EACH ROW WHEN ((((new.status)::text = 'dead'::text) AND ((old.status)::text <> 'dead'::text))) EXECUTE FUNCTION postern.note_death();
+
+CREATE TRIGGER note_schedule BEFORE UPDATE OF next_attempt_at ON postern.delivery FOR EACH ROW WHEN ((((new.status)::text = 'pending'::text) AND (NOT new.scheduled) AND ((new.next_attempt_at)::timestamp with time zone > now()))) EXECUTE FUNCTION postern.note_schedule();
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
 
@@ -2470,6 +2489,8 @@ REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
 REVOKE ALL ON FUNCTION postern.note_change(kind text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.note_death() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.note_schedule() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.patterns(event_type text) FROM PUBLIC;
 

@@ -23,6 +23,7 @@ with need (kind, name, privileges) as (
          ('column', 'endpoint.recovered_at', '{update}'),
          ('sequence', 'claim_id', '{usage}'),
          ('sequence', 'wake_after', '{select,update}'),
+         ('sequence', 'delivery_id_seq', '{select}'),
          ('function', 'passes', '{execute}'),
          ('function', 'cooldown', '{execute}'),
          ('function', 'endpoint_of', '{execute}'),

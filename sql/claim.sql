@@ -15,7 +15,8 @@ while some transaction keeps its snapshot, are not stepped over again. (Beside a
 equality with the destination the floor would only be a filter: the scan would
 begin at the destination's first entry.) Where that was just now, half a second
 more is looked at, for transactions that commit in another order than they began
-in.
+in. @untils say where to end: what was found before the floor is claimed without
+stepping over the dead entries between.
 
 While the database's own breaker is open nobody claims but the one that tries
 whether it can be closed. Other doors are checked once more, since the list of
@@ -58,9 +59,10 @@ wanted as materialized (
          w.quota,
          case when w.floor_at > now() - interval '2 s' then w.floor_at - interval '500 ms' else w.floor_at end as floor_at,
          w.floor_id,
+         least(now(), w.until) as until,
          (b.breaker).generation
-    from unnest(@destinations::text[], @quotas::integer[], @floors_at::timestamptz[], @floors_id::bigint[])
-         as w (destination, quota, floor_at, floor_id)
+    from unnest(@destinations::text[], @quotas::integer[], @floors_at::timestamptz[], @floors_id::bigint[], @untils::timestamptz[])
+         as w (destination, quota, floor_at, floor_id, until)
    cross join house
    cross join lateral (select postern.endpoint_of(w.destination) as endpoint_id offset 0) its
     left join lateral (select b as breaker from postern.breaker b where b.destination = w.destination offset 0) b on true
@@ -78,7 +80,7 @@ due as materialized (
        from postern.delivery d
       where d.status = 'pending'
         and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
-        and (d.destination, d.next_attempt_at) <= (w.destination, now())
+        and (d.destination, d.next_attempt_at) <= (w.destination, w.until)
         and (d.leased_until is null
              or (d.leased_until < now()
                  and (d.leased_until < (select coalesce(min(k.unrecorded_since), 'infinity')

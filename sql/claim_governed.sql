@@ -24,9 +24,10 @@ wanted as materialized (
          a.allowed,
          case when w.floor_at > now() - interval '2 s' then w.floor_at - interval '500 ms' else w.floor_at end as floor_at,
          w.floor_id,
+         least(now(), w.until) as until,
          (b.breaker).generation
-    from unnest(@destinations::text[], @floors_at::timestamptz[], @floors_id::bigint[])
-         as w (destination, floor_at, floor_id)
+    from unnest(@destinations::text[], @floors_at::timestamptz[], @floors_id::bigint[], @untils::timestamptz[])
+         as w (destination, floor_at, floor_id, until)
    cross join house
     join allowance a on a.destination = w.destination
    cross join lateral (select postern.endpoint_of(w.destination) as endpoint_id offset 0) its
@@ -45,7 +46,7 @@ due as materialized (
        from postern.delivery d
       where d.status = 'pending'
         and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
-        and (d.destination, d.next_attempt_at) <= (w.destination, now())
+        and (d.destination, d.next_attempt_at) <= (w.destination, w.until)
         and (d.leased_until is null
              or (d.leased_until < now()
                  and (d.leased_until < (select coalesce(min(k.unrecorded_since), 'infinity')

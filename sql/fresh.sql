@@ -47,13 +47,18 @@ tail as materialized (
         and r.status = 'pending')
    ) d
 )
-select null as destination, max(id) as seen, false as governed
+select null as destination, null as earliest, null as latest, max(id) as seen, false as governed
   from tail
 having max(id) is not null
  union all
 select t.destination,
+       t.earliest,
+       t.latest,
        null,
        postern.governed(e.endpoint, b.breaker, @ramp)
-  from (select distinct destination from tail where next_attempt_at <= now()) t
+  from (select destination, min(next_attempt_at) as earliest, max(next_attempt_at) as latest
+          from tail
+         where next_attempt_at <= now()
+         group by destination) t
   left join lateral (select b as breaker from postern.breaker b where b.destination = t.destination offset 0) b on true
   left join lateral (select e as endpoint from postern.endpoint e where e.id = postern.endpoint_of(t.destination) offset 0) e on true

@@ -32,4 +32,5 @@ update postern.dispatcher d
      limit 1
   ) waits on true
  where d.id = @dispatcher
-returning d.waiting_since is not null as waiting
+returning d.waiting_since is not null as waiting,
+          (select count(*) from postern.dispatcher f where f.stopped_at is null and f.heartbeat_at > now() - interval '15 s') as live

@@ -76,6 +76,7 @@ changed as (
                                                       else d.next_attempt_at end
                              else d.next_attempt_at
                            end,
+         scheduled       = d.scheduled or o.outcome = 'retry' or (o.outcome = 'release' and (o.sent or o.delay_ms > 0)),
          leased_until    = null,
          claim_id        = null,
          claimed_by      = null,

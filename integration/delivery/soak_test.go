@@ -3,6 +3,8 @@
 package delivery
 
 import (
+	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -61,4 +63,45 @@ func TestSoakLateCommit(t *testing.T) {
 	t.Logf("the late one came %v after its commit", time.Since(committed).Round(time.Millisecond))
 	settled(t, db)
 	_ = conn.Close(t.Context())
+}
+
+// Five million deliveries came and went under a snapshot that somebody holds.
+// What is written meanwhile is sent, and a retry, a message for later, a lapsed
+// lease and a late commit among the dead entries are found within a minute, also by
+// a process that has just started.
+func TestSoakDeadEntries(t *testing.T) {
+	c := pgtest.OwnCluster(t)
+	db := c.DB()
+	rcv := receiver.New(t, receiver.Status(200))
+	dead := 5_000_000
+	if n, err := strconv.Atoi(os.Getenv("POSTERN_SOAK_DEAD")); err == nil {
+		dead = n
+	}
+	defer deadEntries(t, db, rcv.URL, dead, 500)()
+	committed := 0
+	for _, when := range []string{"running", "after a restart"} {
+		p := fleet.Start(t, fleet.Config(t, db))
+		for range 1000 {
+			insert(t, db, rcv.URL, `1`)
+		}
+		canaries := findCanaries(t, db, rcv, 5*time.Minute)
+		committed += 1004
+		rcv.Wait(committed, time.Minute)
+		t.Logf("%s, %d dead entries: %v", when, dead, canaries)
+		for _, found := range canaries {
+			if found.found > time.Minute {
+				t.Errorf("%s: %s", when, found)
+			}
+		}
+		if err := p.Stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	received := len(rcv.IDs())
+	waiting := pgtest.Scan[int](t, db, `select count(*) from postern.outbox o where exists (select from postern.delivery d where d.outbox_id = o.id)`)
+	t.Logf("committed %d, received %d, waiting %d, duplicates %d, lost %d",
+		committed, received, waiting, rcv.Count()-received, committed-received-waiting)
+	if committed != received+waiting {
+		t.Error("messages were lost")
+	}
 }

@@ -99,6 +99,7 @@ grant select, insert, update, delete on postern.breaker, postern.evidence, poste
 grant select, insert, delete on postern.tally to postern_dispatcher;
 grant usage on sequence postern.claim_id to postern_dispatcher;
 grant select, update on sequence postern.wake_after to postern_dispatcher;
+grant select on sequence postern.delivery_id_seq to postern_dispatcher;
 
 /* operator: of endpoints and sources everything but their secrets. */
 
