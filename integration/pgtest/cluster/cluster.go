@@ -56,6 +56,7 @@ type Cluster struct {
 	password string
 	runAs    *syscall.Credential // nil: as ourselves
 	watchdog *watchdog
+	clock    []string // environment of a server whose clock is ours to set
 
 	mu      sync.Mutex
 	server  *server // nil while stopped
@@ -239,7 +240,7 @@ func (c *Cluster) spawn() (*server, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(c.bin.Path("postgres"), "-D", c.data(), "-p", strconv.Itoa(c.port))
-	cmd.Dir, cmd.Env = c.dir, environment()
+	cmd.Dir, cmd.Env = c.dir, append(environment(), c.clock...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.runAs}
 	if err := cmd.Start(); err != nil {
@@ -314,6 +315,44 @@ func (c *Cluster) Close() error {
 // quotes included. It takes effect at the next Reload or Start.
 func (c *Cluster) Conf(name, value string) error {
 	return c.appendFile(filepath.Join(c.data(), "postgresql.conf"), name+" = "+value+"\n")
+}
+
+// SetClock sets the clock of a server that has been restarted after the first
+// call: so far off ours, from now on, in every session. Durations are not changed.
+func (c *Cluster) SetClock(ctx context.Context, offset time.Duration) error {
+	lib, err := FindFaketime(ctx)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(c.dir, "clock")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.clock = []string{
+		"LD_PRELOAD=" + lib, "FAKETIME_TIMESTAMP_FILE=" + name, "FAKETIME_NO_CACHE=1",
+		"FAKETIME_DONT_FAKE_MONOTONIC=1", "DONT_FAKE_MONOTONIC=1", "FAKETIME_DISABLE_SHM=1",
+	}
+	// Renamed into its place: whoever reads meanwhile reads the one or the other.
+	if err := writeFile(name+".new", fmt.Sprintf("%+d\n", int(offset.Seconds())), c.runAs); err != nil {
+		return err
+	}
+	return os.Rename(name+".new", name)
+}
+
+// MoveWAL puts pg_wal of a stopped server into another directory, which has to
+// be empty.
+func (c *Cluster) MoveWAL(dir string) error {
+	if err := give(dir, c.runAs); err != nil {
+		return err
+	}
+	wal := filepath.Join(c.data(), "pg_wal")
+	cmd := exec.Command("cp", "-a", wal+"/.", dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("copy pg_wal: %w: %s", err, out)
+	}
+	if err := os.RemoveAll(wal); err != nil {
+		return err
+	}
+	return os.Symlink(dir, wal)
 }
 
 // Reload makes the server read its configuration again. Sessions see it a

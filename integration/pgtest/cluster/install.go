@@ -47,6 +47,26 @@ func FindPgBouncer(ctx context.Context) (string, error) {
 	return find()
 }
 
+// FindFaketime returns the path of libfaketime, which lies to a process about
+// the time, installing it under the same conditions as FindOrInstall.
+func FindFaketime(ctx context.Context) (string, error) {
+	find := func() (string, error) {
+		for _, pattern := range []string{"/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1", "/usr/local/lib/faketime/libfaketime.so.1"} {
+			if found, _ := filepath.Glob(pattern); len(found) > 0 {
+				return found[0], nil
+			}
+		}
+		return "", ErrNotFound
+	}
+	if path, err := find(); err == nil {
+		return path, nil
+	}
+	if err := install(ctx, "libfaketime", find, "libfaketime"); err != nil {
+		return "", err
+	}
+	return find()
+}
+
 // InstallAdvice is the line shown where a Debian package cannot be installed
 // from here.
 func InstallAdvice(pkg string) string {
