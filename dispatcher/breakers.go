@@ -97,8 +97,11 @@ func (d *Dispatcher) followBreakers(ctx context.Context) {
 	for ctx.Err() == nil {
 		started := time.Now()
 		changed, err := d.readBreakers(ctx)
+		if err == nil {
+			err = d.readConnections(ctx)
+		}
 		if err != nil && ctx.Err() == nil && !failing {
-			d.log.Warn().Err(err).Msg("reading the breakers failed; those known before are in force")
+			d.log.Warn().Err(err).Msg("reading breakers and connections failed; those known before are in force")
 		}
 		failing = err != nil
 		// A table of many rows is not read all the time.

@@ -29,6 +29,7 @@ type claimed struct {
 	Probe         bool  `db:"-"` // it was claimed to try a shut door
 
 	MessageID    *string // nil: the message was deleted by hand
+	Tenant       *string
 	CreatedAt    *time.Time
 	EventType    *string
 	ContentType  *string

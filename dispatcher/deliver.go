@@ -116,7 +116,7 @@ func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) e
 		return ended{c: c, verdict: verdictRelease, resp: post.Response{Started: time.Now(), Error: "the lease ran out before the request"}}
 	}
 	r.Timeout = min(r.Timeout, left)
-	resp := d.post.Post(ctx, r)
+	resp := d.send(ctx, c, r)
 	o := classify(&resp, c.PermanentCodes, d.cfg.RetryAfterCap)
 	e := ended{c: c, verdict: o.Verdict, reason: o.Reason, sent: resp.Status != 0 || resp.Sent, resp: resp, evidence: o.Evidence}
 	if o.HoldDestination {
@@ -144,6 +144,16 @@ func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) e
 		}
 	}
 	return e
+}
+
+// send posts a request over the connections that its target has. Where those
+// cannot be made for want of a readable certificate, that is a failure of TLS.
+func (d *Dispatcher) send(ctx context.Context, c *claimed, r post.Request) post.Response {
+	transport, err := d.transport(c)
+	if err != nil {
+		return post.Response{Started: time.Now(), Class: post.ClassTLS, Error: err.Error()}
+	}
+	return transport.Post(ctx, r)
 }
 
 func (d *Dispatcher) backoff(c *claimed) time.Duration {

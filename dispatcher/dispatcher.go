@@ -80,10 +80,11 @@ type Dispatcher struct {
 	log  zerolog.Logger
 	now  func() time.Time // for signatures alone
 	db   *session.DB
-	post *post.Transport
-	id   int64 // of this start, never used twice
+	post *post.Transport // for targets without a connection of their own
+	id   int64           // of this start, never used twice
 
 	vitals       vitals // of the dealings with the database
+	connections  connections
 	destinations *destinations
 	large        large // payloads held
 	outcomes     chan ended
@@ -149,6 +150,7 @@ func Run(ctx context.Context, cfg Config) error {
 func (d *Dispatcher) run(ctx context.Context) error {
 	defer d.db.Close()
 	defer d.post.Close()
+	defer d.connections.close()
 
 	work, cutWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer cutWork()
@@ -249,6 +251,9 @@ func (d *Dispatcher) join(ctx context.Context) error {
 		return err
 	}
 	if err := d.register(ctx); err != nil {
+		return err
+	}
+	if err := d.readConnections(ctx); err != nil {
 		return err
 	}
 	return d.listen()

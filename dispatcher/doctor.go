@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"postern/dispatcher/post"
 	"postern/migrations"
 	"postern/sql"
 	"postern/sql/session"
@@ -190,7 +191,63 @@ func examineSchema(ctx context.Context, conn *session.Conn, schema string) ([]Fi
 	if err != nil {
 		return nil, fmt.Errorf("look at the database: %w", err)
 	}
+	connections, err := examineConnections(ctx, conn)
+	return append(found, connections...), err
+}
+
+// certificateWarns is how long before it ends a certificate is warned of.
+const certificateWarns = 30 * 24 * time.Hour
+
+// examineConnections looks at the certificates of targets, and at trust in
+// everything. It says nothing where the role may not read them: an operator's
+// may.
+func examineConnections(ctx context.Context, conn *session.Conn) (found []Finding, err error) {
+	type examined struct {
+		Target      string
+		CA          *string `db:"ca"`
+		Certificate *string
+		Everything  bool
+	}
+	list, err := session.On(ctx, conn, "doctor_connections", pgx.StrictNamedArgs{}, pgx.RowToStructByName[examined])
+	if session.SQLState(err) == session.NoPrivilege {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at the connections: %w", err)
+	}
+	for _, c := range list {
+		for what, text := range map[string]*string{"CA": c.CA, "client certificate": c.Certificate} {
+			if f := examineCertificate(c.Target, what, text); f != nil {
+				found = append(found, *f)
+			}
+		}
+		if c.Everything {
+			found = append(found, Finding{Text: c.Target + " may be in any network: the address guard lets every address through for it, metadata services included",
+				Mend: "update postern.connection set allow_networks = … : the networks that its receiver is in"})
+		}
+	}
 	return found, nil
+}
+
+func examineCertificate(target, what string, text *string) *Finding {
+	if text == nil {
+		return nil
+	}
+	mend := "update postern.connection set certificate = …, private_key = …"
+	if what == "CA" {
+		mend = "update postern.connection set ca = …"
+	}
+	ends, err := post.Expiry(*text)
+	left := time.Until(ends)
+	switch {
+	case err != nil:
+		return &Finding{Error: true, Text: fmt.Sprintf("%s gets nothing: its %s cannot be used: %s", target, what, err), Mend: mend}
+	case left <= 0:
+		return &Finding{Error: true, Text: fmt.Sprintf("%s gets nothing: its %s has expired", target, what), Mend: mend}
+	case left < certificateWarns:
+		return &Finding{Text: fmt.Sprintf("%s will get nothing soon: its %s expires in %d days", target, what, int(left/(24*time.Hour))), Mend: mend}
+	}
+	return nil
 }
 
 // FindingsError is what an examination ends with that has found errors.

@@ -149,6 +149,31 @@ $$;
 
 COMMENT ON FUNCTION postern.announce_breaker() IS 'Trigger: notifies of a breaker''s change and keeps it in the journal.';
 
+CREATE FUNCTION postern.announce_connection() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  c postern.connection := coalesce(new, old);
+begin
+  insert into postern.journal (subject, change, reason)
+  values (coalesce('ep_' || c.endpoint_id, 'source ' || c.source_id),
+          case tg_op
+            when 'DELETE' then 'connection removed'
+            else format('connection: origin %s, networks %s, http %s, ports %s, ca %s, client certificate %s',
+                        c.origin, c.allow_networks, c.allow_http, c.allow_ports,
+                        c.ca is not null, c.certificate is not null)
+          end,
+          c.reason);
+  if pg_notification_queue_usage() < 0.5 and current_setting('max_prepared_transactions')::integer = 0 then
+    perform pg_notify('postern.breaker', coalesce('ep_' || c.endpoint_id, ''));
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.announce_connection() IS 'Trigger: keeps the journal of connections and announces changes.';
+
 CREATE FUNCTION postern.announce_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -661,6 +686,25 @@ end
 $$;
 
 COMMENT ON FUNCTION postern.complete_breaker() IS 'Trigger: completes what a change of a breaker by hand needs.';
+
+CREATE FUNCTION postern.complete_connection() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  new.origin := coalesce(
+    case when new.origin is not null then postern.destination(new.origin) end,
+    (select postern.destination(e.url) from postern.endpoint e where e.id = new.endpoint_id),
+    (select postern.destination(s.target_url) from postern.source s where s.id = new.source_id and s.target_url is not null));
+  if new.origin is null then
+    raise exception 'connection refused: no endpoint or source with this id has a URL'
+      using errcode = 'foreign_key_violation';
+  end if;
+  return new;
+end
+$$;
+
+COMMENT ON FUNCTION postern.complete_connection() IS 'Trigger: fills in the origin that a connection is trusted for.';
 
 CREATE FUNCTION postern.complete_endpoint() RETURNS trigger
     LANGUAGE plpgsql
@@ -1669,6 +1713,55 @@ CREATE SEQUENCE postern.claim_id
     NO MAXVALUE
     CACHE 1;
 
+CREATE TABLE postern.connection (
+    id bigint NOT NULL,
+    endpoint_id bigint,
+    source_id bigint,
+    origin text NOT NULL,
+    allow_networks cidr[] DEFAULT '{}'::cidr[] NOT NULL,
+    allow_http boolean DEFAULT false NOT NULL,
+    allow_ports integer[] DEFAULT '{}'::integer[] NOT NULL,
+    ca text,
+    certificate text,
+    private_key text,
+    reason text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT "allow_networks is at most 100 networks" CHECK (((cardinality(allow_networks) <= 100) AND (array_position(allow_networks, NULL::cidr) IS NULL))),
+    CONSTRAINT "allow_ports is at most 100 ports from 1 to 65535" CHECK (((cardinality(allow_ports) <= 100) AND (array_position(allow_ports, NULL::integer) IS NULL) AND (1 <= ALL (allow_ports)) AND (65535 >= ALL (allow_ports)))),
+    CONSTRAINT "ca and certificate are PEM certificates of at most 64 KiB" CHECK ((COALESCE(((octet_length(ca) <= 65536) AND starts_with(ca, '-----BEGIN CERTIFICATE-----'::text)), true) AND COALESCE(((octet_length(certificate) <= 65536) AND starts_with(certificate, '-----BEGIN CERTIFICATE-----'::text)), true))),
+    CONSTRAINT "certificate and private_key belong together" CHECK (((certificate IS NULL) = (private_key IS NULL))),
+    CONSTRAINT "connection of an endpoint or of a source" CHECK ((num_nonnulls(endpoint_id, source_id) = 1)),
+    CONSTRAINT "origin is scheme, host and port of a URL" CHECK (((octet_length(origin) <= 300) AND (postern.destination(origin) = origin) AND (origin <> 'invalid'::text))),
+    CONSTRAINT "private_key is at most 64 KiB" CHECK ((octet_length(private_key) <= 65536))
+);
+
+COMMENT ON TABLE postern.connection IS 'What an operator trusts one target with: insert into postern.connection (endpoint_id, allow_networks, reason) values (7, ''{10.1.0.0/16}'', ''billing'').';
+
+COMMENT ON COLUMN postern.connection.origin IS 'The scheme, host and port that is trusted. Unless given: that of the URL which the endpoint or source has now.';
+
+COMMENT ON COLUMN postern.connection.allow_networks IS 'Networks that it may be in although they are not public.';
+
+COMMENT ON COLUMN postern.connection.allow_http IS 'Whether it may be plain http://.';
+
+COMMENT ON COLUMN postern.connection.allow_ports IS 'Ports that it may have beside those that every target may have.';
+
+COMMENT ON COLUMN postern.connection.ca IS 'PEM certificates of the authorities that its certificate must come from, instead of the system''s.';
+
+COMMENT ON COLUMN postern.connection.certificate IS 'PEM client certificate, and those between it and its authority.';
+
+COMMENT ON COLUMN postern.connection.private_key IS 'PEM private key of certificate. Secret: no view shows it.';
+
+COMMENT ON COLUMN postern.connection.reason IS 'Why, in the words of whoever made it so.';
+
+ALTER TABLE postern.connection ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME postern.connection_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE VIEW postern.dead_letter AS
  SELECT d.outbox_id,
     o.message_id,
@@ -2353,8 +2446,17 @@ COMMENT ON FUNCTION postern.open_breaker(destination text, reason text, "for" in
 ALTER TABLE ONLY postern.delivery
     ADD CONSTRAINT "a message has one delivery per destination" UNIQUE (outbox_id, destination);
 
+ALTER TABLE ONLY postern.connection
+    ADD CONSTRAINT "a source has one connection" UNIQUE (source_id);
+
+ALTER TABLE ONLY postern.connection
+    ADD CONSTRAINT "an endpoint has one connection" UNIQUE (endpoint_id);
+
 ALTER TABLE ONLY postern.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (outbox_id, claim_id);
+
+ALTER TABLE ONLY postern.connection
+    ADD CONSTRAINT connection_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY postern.delivery
     ADD CONSTRAINT delivery_pkey PRIMARY KEY (id);
@@ -2414,6 +2516,8 @@ CREATE INDEX outbox_expiring ON postern.outbox USING btree (expires_at, id) WHER
 
 CREATE TRIGGER announce_breaker AFTER INSERT OR DELETE OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.announce_breaker();
 
+CREATE TRIGGER announce_connection AFTER INSERT OR DELETE OR UPDATE ON postern.connection FOR EACH ROW EXECUTE FUNCTION postern.announce_connection();
+
 CREATE TRIGGER announce_endpoint AFTER INSERT OR DELETE OR UPDATE ON postern.endpoint FOR EACH ROW EXECUTE FUNCTION postern.announce_endpoint();
 
 CREATE TRIGGER announce_source AFTER INSERT OR DELETE OR UPDATE OR TRUNCATE ON postern.source FOR EACH STATEMENT EXECUTE FUNCTION postern.announce_source();
@@ -2425,6 +2529,8 @@ CREATE TRIGGER change_message INSTEAD OF UPDATE ON postern.message FOR EACH ROW 
 CREATE TRIGGER check_message BEFORE INSERT ON postern.outbox FOR EACH ROW EXECUTE FUNCTION postern.check_message();
 
 CREATE TRIGGER complete_breaker BEFORE INSERT OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.complete_breaker();
+
+CREATE TRIGGER complete_connection BEFORE INSERT OR UPDATE ON postern.connection FOR EACH ROW EXECUTE FUNCTION postern.complete_connection();
 
 CREATE TRIGGER complete_endpoint BEFORE INSERT OR UPDATE OF url, status, generation, max_in_flight, capped_since ON postern.endpoint FOR EACH ROW EXECUTE FUNCTION postern.complete_endpoint();
 
@@ -2440,6 +2546,12 @@ CREATE TRIGGER note_schedule BEFORE UPDATE OF next_attempt_at ON postern.deliver
 
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
 
+ALTER TABLE ONLY postern.connection
+    ADD CONSTRAINT connection_endpoint_id_fkey FOREIGN KEY (endpoint_id) REFERENCES postern.endpoint(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY postern.connection
+    ADD CONSTRAINT connection_source_id_fkey FOREIGN KEY (source_id) REFERENCES postern.source(id) ON DELETE CASCADE;
+
 REVOKE ALL ON FUNCTION postern.new_secret() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.sendable_headers(headers jsonb) FROM PUBLIC;
@@ -2447,6 +2559,8 @@ REVOKE ALL ON FUNCTION postern.sendable_headers(headers jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.announce_breaker() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.announce_connection() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.announce_endpoint() FROM PUBLIC;
 
@@ -2465,6 +2579,8 @@ REVOKE ALL ON FUNCTION postern.check_message() FROM PUBLIC;
 REVOKE ALL ON FUNCTION postern.close_breaker(destination text, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.complete_breaker() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.complete_connection() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.complete_endpoint() FROM PUBLIC;
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"runtime"
 
+	"github.com/rs/zerolog"
+
 	"postern/breaker"
 	"postern/dispatcher"
 )
@@ -23,7 +25,25 @@ func (c *runCommand) run(ctx context.Context, p process) error {
 	}
 	floor := make([]byte, heapFloor)
 	defer runtime.KeepAlive(floor)
-	return dispatcher.Run(ctx, c.config(p))
+	config := c.config(p)
+	c.Settings.warnOfTrust(config.Log)
+	return dispatcher.Run(ctx, config)
+}
+
+// warnOfTrust says loudly which settings let every target, a customer's too,
+// reach what only some should.
+func (s *runSettings) warnOfTrust(log zerolog.Logger) {
+	const instead = "it is meant for development: trust single targets in postern.connection instead"
+	for _, network := range s.AllowNetworks {
+		text := "POSTERN_ALLOW_NETWORKS lets every target be in this network; "
+		if network.Bits() == 0 {
+			text = "POSTERN_ALLOW_NETWORKS lets every target be anywhere, metadata services and this machine included; "
+		}
+		log.Warn().Str("network", network.String()).Msg(text + instead)
+	}
+	if s.AllowHTTP {
+		log.Warn().Msg("POSTERN_ALLOW_HTTP lets every target be plain http://, readable on the way; " + instead)
+	}
 }
 
 // heapFloor is memory that is never touched, and so is none of the machine's,

@@ -142,3 +142,25 @@ func TestRunWithoutSchema(t *testing.T) {
 		t.Errorf("exit code %d: %s", got.code, got.stderr)
 	}
 }
+
+// TestTrustInEverythingIsSaidLoudly: settings that let every target reach what
+// only some should are warned of at the start.
+func TestTrustInEverythingIsSaidLoudly(t *testing.T) {
+	t.Parallel()
+	warnings := func(pairs ...string) string {
+		got := postern(t, with(append([]string{"DATABASE_URL=" + pgtest.EmptyDB(t).URL}, pairs...)...), "run")
+		return got.stderr
+	}
+	if text := warnings(); strings.Contains(text, "POSTERN_ALLOW") {
+		t.Errorf("without such a setting: %s", text)
+	}
+	text := warnings("POSTERN_ALLOW_HTTP=true", "POSTERN_ALLOW_NETWORKS=10.0.0.0/8,0.0.0.0/0,::/0")
+	for _, want := range []string{"POSTERN_ALLOW_HTTP lets every target", "in this network", "postern.connection"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in %s", want, text)
+		}
+	}
+	if n := strings.Count(text, "anywhere, metadata services"); n != 2 {
+		t.Errorf("%d warnings of networks that are everything, want 2: %s", n, text)
+	}
+}

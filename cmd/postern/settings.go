@@ -104,8 +104,8 @@ type runSettings struct {
 	MemoryLimit     byteSize `setting:"" default:"32MiB" min:"1MiB" max:"64GiB" placeholder:"SIZE" group:"delivery" help:"How much of payloads over 16 KiB is held at one time: more requests with such wait for room. The process takes about three times as much, and 50 MiB."`
 	IdleConnections int      `setting:"" default:"10000" min:"1" max:"1000000" placeholder:"N" group:"delivery" help:"Connections kept open between requests, over all destinations, for 45 s. One takes about 30 KiB, with TLS twice as much. Of the files that the process may open, half at most."`
 
-	AllowNetworks networks `setting:"" placeholder:"CIDR,…" allowed:"networks such as 10.1.0.0/16, separated by commas" group:"addresses" help:"Networks that the address guard lets through although they are private, loopback or otherwise not public."`
-	AllowHTTP     bool     `name:"allow-http" setting:"" default:"false" group:"addresses" help:"Also deliver to http:// URLs, unencrypted."`
+	AllowNetworks networks `setting:"" placeholder:"CIDR,…" allowed:"networks such as 10.1.0.0/16, separated by commas" group:"addresses" help:"Networks that every target may be in although they are private, loopback or otherwise not public. For development: trust single targets in postern.connection."`
+	AllowHTTP     bool     `name:"allow-http" setting:"" default:"false" group:"addresses" help:"Every target may be plain http://, unencrypted. For development: trust single targets in postern.connection."`
 	AllowPorts    ports    `setting:"" placeholder:"PORT,…" allowed:"ports from 1 to 65535, separated by commas" computed:"80, 443 and every port from 1024" group:"addresses" help:"Ports that the address guard lets through."`
 
 	BreakerWindow      time.Duration `setting:"" default:"60s" min:"1s" max:"1h" placeholder:"DURATION" group:"breaker" help:"Window over which failures are counted."`

@@ -52,9 +52,13 @@ type Config struct {
 	// UserAgent names the sender.
 	UserAgent string
 
-	// rootCAs and resolver replace the system's where a test brings its own.
-	rootCAs  *x509.CertPool
-	resolver *net.Resolver
+	// Of one target, see Transport.With; rootCAs also where a test brings its own.
+	rootCAs      *x509.CertPool
+	certificate  *tls.Certificate
+	trustedPorts []uint16
+	anyPort      bool
+
+	resolver *net.Resolver // replaces the system's where a test brings its own
 }
 
 func (c Config) withDefaults() Config {
@@ -87,6 +91,9 @@ type Transport struct {
 
 	open  context.Context // done once Close was called
 	close context.CancelFunc
+
+	busy    atomic.Int64 // requests out
+	retired atomic.Bool
 }
 
 // New makes the process's transport.
@@ -112,12 +119,9 @@ func New(cfg Config) *Transport {
 	t.http = &http.Transport{
 		// No proxy, not even from the environment: the guard would see the
 		// proxy's address instead of the receiver's.
-		Proxy:       nil,
-		DialContext: t.dial,
-		TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12,
-			RootCAs:    t.cfg.rootCAs,
-		},
+		Proxy:               nil,
+		DialContext:         t.dial,
+		TLSClientConfig:     t.cfg.tls(),
 		TLSHandshakeTimeout: t.cfg.Timeout,
 		// Unlimited; with a limit, requests would wait in here with their clock
 		// running and look like slow receivers.
@@ -151,6 +155,14 @@ func New(cfg Config) *Transport {
 		},
 	}
 	return t
+}
+
+func (c *Config) tls() *tls.Config {
+	settings := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: c.rootCAs}
+	if c.certificate != nil {
+		settings.Certificates = []tls.Certificate{*c.certificate}
+	}
+	return settings
 }
 
 // Close closes every connection, so that none of its goroutines outlives the
@@ -201,6 +213,8 @@ type Response struct {
 // Once a status line was read its code counts, whatever becomes of the body: the
 // receiver has answered.
 func (t *Transport) Post(ctx context.Context, r Request) Response {
+	t.busy.Add(1)
+	defer t.done()
 	resp := Response{Started: time.Now()}
 	to, err := parseTarget(r.URL, &t.cfg)
 	if err != nil {
@@ -227,6 +241,13 @@ func (t *Transport) Post(ctx context.Context, r Request) Response {
 	t.receive(&resp, answer)
 	resp.Duration = time.Since(resp.Started)
 	return resp
+}
+
+// done ends a request, and with the last one a transport that is retired.
+func (t *Transport) done() {
+	if t.busy.Add(-1) == 0 && t.retired.Load() {
+		t.Close()
+	}
 }
 
 func (r Response) failed(f failure) Response {

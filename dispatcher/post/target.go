@@ -187,6 +187,9 @@ func portOf(u *url.URL, cfg *Config) (string, error) {
 // these are 80, 443 and everything from 1024 up: below that live mail, SSH,
 // FTP and their like, some of which take commands out of a request's body.
 func (c *Config) allowsPort(port uint16) bool {
+	if c.anyPort || slices.Contains(c.trustedPorts, port) {
+		return true
+	}
 	if len(c.AllowPorts) > 0 {
 		return slices.Contains(c.AllowPorts, port)
 	}

@@ -142,6 +142,8 @@ func testRoles(t *testing.T, db *pgtest.Database) {
 			`select postern.rotate_secret(1)`,
 			`select postern.pause('ep_1')`,
 			`select postern.replay('x')`,
+			`insert into postern.connection (endpoint_id, allow_networks) values (1, '{0.0.0.0/0}')`,
+			`update postern.connection set allow_http = true`,
 			`create table postern.mine ()`)
 		for _, table := range tables {
 			if !slices.Contains(views, strings.TrimPrefix(table, "postern.")) {
@@ -178,6 +180,9 @@ func testRoles(t *testing.T, db *pgtest.Database) {
 			`update postern.endpoint set secret = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=' where tenant = 'a'`,
 			`insert into postern.endpoint (url) values ('https://example.com')`,
 			`select * from postern.add_endpoint('https://example.com/hook', '{order.*}', 'acme')`,
+			`insert into postern.connection (endpoint_id, allow_networks, reason) select id, '{10.0.0.0/8}', 'ours' from postern.endpoint returning origin`,
+			`update postern.connection set private_key = null, certificate = null`,
+			`delete from postern.connection`,
 			`select postern.open_breaker('https://x.example', 'maintenance')`,
 			`select postern.close_breaker('https://x.example')`,
 			`select postern.pause('https://x.example')`,
@@ -194,6 +199,8 @@ func testRoles(t *testing.T, db *pgtest.Database) {
 			`update postern.endpoint set tenant = secret`,
 			`insert into postern.endpoint (url) values ('https://example.com') returning secret`,
 			`select secret from postern.source`,
+			`select private_key from postern.connection`,
+			`insert into postern.connection (endpoint_id) select id from postern.endpoint returning private_key`,
 			`update postern.outbox set payload = '{}'`)
 	})
 	t.Run("receiver", func(t *testing.T) {

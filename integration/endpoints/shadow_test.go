@@ -156,6 +156,7 @@ begin
         else
           execute format('create view %I.%I as select * from pg_catalog.%I where %I.note()', args, o.relname, o.relname, s);
         end if;
+      exception when invalid_table_definition then null; -- pg_attribute has a column of a pseudo-type
       end;
     end loop;
   end loop;

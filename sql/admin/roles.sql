@@ -91,7 +91,8 @@ grant select on postern.source, postern.schema_migrations to postern_receiver;
 
 /* dispatcher */
 
-grant select on postern.outbox, postern.endpoint, postern.schema_migrations to postern_dispatcher;
+grant select on postern.outbox, postern.endpoint, postern.connection, postern.schema_migrations to postern_dispatcher;
+grant select (id, name, target_url) on postern.source to postern_dispatcher;
 grant update (status, reason, failing_since, failing_times, failing_at, recovered_at) on postern.endpoint to postern_dispatcher;
 grant select, update, delete on postern.delivery to postern_dispatcher;
 grant select, insert on postern.attempt to postern_dispatcher;
@@ -101,7 +102,7 @@ grant usage on sequence postern.claim_id to postern_dispatcher;
 grant select, update on sequence postern.wake_after to postern_dispatcher;
 grant select on sequence postern.delivery_id_seq to postern_dispatcher;
 
-/* operator: of endpoints and sources everything but their secrets. */
+/* operator: of endpoints, sources and connections everything but their secrets. */
 
 grant select on postern.outbox, postern.delivery, postern.attempt, postern.breaker, postern.evidence, postern.dispatcher,
                 postern.governor, postern.tally, postern.journal, postern.retention, postern.schema_migrations to postern_operator;
@@ -109,7 +110,7 @@ grant delete on postern.outbox to postern_operator;
 grant insert, update, delete on postern.breaker to postern_operator;
 grant update, delete on postern.delivery to postern_operator;
 grant insert, update on postern.retention to postern_operator;
-grant delete on postern.endpoint, postern.source to postern_operator;
+grant delete on postern.endpoint, postern.source, postern.connection to postern_operator;
 
 do $$
 declare
@@ -117,8 +118,8 @@ declare
   readable text;
   writable text;
 begin
-  foreach t in array array['endpoint', 'source'] loop
-    select string_agg(quote_ident(attname), ', ') filter (where attname !~ 'secret'),
+  foreach t in array array['endpoint', 'source', 'connection'] loop
+    select string_agg(quote_ident(attname), ', ') filter (where attname !~ 'secret|private_key'),
            string_agg(quote_ident(attname), ', ') filter (where attname not in ('id', 'created_at', 'generation', 'capped_since'))
       into readable, writable
       from pg_catalog.pg_attribute

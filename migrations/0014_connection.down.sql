@@ -1,0 +1,2 @@
+drop table postern.connection;
+drop function postern.announce_connection(), postern.complete_connection();

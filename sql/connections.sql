@@ -1,0 +1,20 @@
+/*
+How to connect to the targets that are not like all others. With a tenant it is
+for messages that postern receive wrote for that source's target_url, and not
+for an endpoint.
+
+Zero rows: every target is like all others.
+*/
+select c.endpoint_id,
+       s.name as tenant,
+       s.target_url,
+       c.origin,
+       c.allow_networks::text[] as networks,
+       c.allow_http,
+       c.allow_ports as ports,
+       c.ca,
+       c.certificate,
+       c.private_key
+  from postern.connection c
+  left join postern.source s on s.id = c.source_id
+ order by c.id
