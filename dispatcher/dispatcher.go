@@ -200,7 +200,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 func start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	for try := 1; ; try++ {
 		d, err := tryStart(ctx, cfg)
-		if err == nil || !session.Passes(err) || ctx.Err() != nil {
+		if _, refused := session.Refusal(err); err == nil || refused || !session.Passes(err) || ctx.Err() != nil {
 			return d, err
 		}
 		if try == 1 {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -260,6 +262,18 @@ func (n FindingsError) Error() string {
 	return fmt.Sprintf("%d findings keep messages from being delivered", int(n))
 }
 
+// Printable is text from a database, a receiver or a person as it may go to a
+// terminal: without what moves the cursor, changes colours or the direction of
+// writing. Such characters become spaces.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) || r == utf8.RuneError {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
 // Summary turns findings into text for people.
 func Summary(found []Finding) string {
 	if len(found) == 0 {
@@ -271,9 +285,9 @@ func Summary(found []Finding) string {
 		if f.Error {
 			level = "error"
 		}
-		fmt.Fprintf(&b, "%-8s %s\n", level, f.Text)
+		fmt.Fprintf(&b, "%-8s %s\n", level, Printable(f.Text))
 		if f.Mend != "" {
-			fmt.Fprintf(&b, "         → %s\n", f.Mend)
+			fmt.Fprintf(&b, "         → %s\n", Printable(f.Mend))
 		}
 	}
 	return b.String()

@@ -9,9 +9,11 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"postern/dispatcher"
+	"postern/sql/session"
 )
 
 // Exit codes are part of the interface: process managers and scripts rely on them.
@@ -20,23 +22,31 @@ const (
 	exitFailed   = 1
 	exitUsage    = 2 // wrong usage or configuration: a restart will not help
 	exitCutShort = 3 // stopped by a second signal or the end of the grace period, with work cut short
+	exitRefused  = 4 // the database refuses the connection for good: user, password, database or a parameter is wrong
 )
 
 func main() {
 	// Net/http writes to the standard logger when a receiver sends something
 	// unasked, and quotes it. Nothing else of ours uses that logger.
 	log.SetOutput(io.Discard)
+	// Where nobody reads standard error any more the work goes on.
+	signal.Ignore(syscall.SIGPIPE)
 	ctx, cut := signals()
 	os.Exit(run(ctx, cut, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
-// signals returns a context that the first SIGINT or SIGTERM cancels and a
-// channel that the second closes. A third one has its usual effect.
+// signals returns a context that the first SIGINT, SIGTERM or SIGHUP cancels and
+// a channel that the second closes. A third one has its usual effect. Under nohup
+// SIGHUP is ignored, and stays so.
 func signals() (context.Context, <-chan struct{}) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cut := make(chan struct{})
 	received := make(chan os.Signal, 2)
-	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		ends = append(ends, syscall.SIGHUP)
+	}
+	signal.Notify(received, ends...)
 	go func() {
 		<-received
 		cancel()
@@ -68,6 +78,10 @@ func run(ctx context.Context, cut <-chan struct{}, args, env []string, stdout, s
 		tell(stderr, err.Error())
 		return exitUsage
 	}
+	if text, refused := session.Refusal(err); refused {
+		tell(stderr, redact(text))
+		return exitRefused
+	}
 	tell(stderr, redact(err.Error()))
 	if errors.Is(err, dispatcher.ErrCut) {
 		return exitCutShort
@@ -78,5 +92,9 @@ func run(ctx context.Context, cut <-chan struct{}, args, env []string, stdout, s
 // tell writes a line for people. Where standard error is closed there is
 // nobody to hear it, and the exit code says the rest.
 func tell(stderr io.Writer, text string) {
-	_, _ = fmt.Fprintf(stderr, "postern: %s\n", text)
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = dispatcher.Printable(line)
+	}
+	_, _ = fmt.Fprintf(stderr, "postern: %s\n", strings.Join(lines, "\n"))
 }

@@ -73,7 +73,7 @@ func TestConnectWithAHardPassword(t *testing.T) {
 		}
 	}
 	got := postern(t, []string{"DATABASE_URL=postgres://" + role + ":hunter2@" + server.Host + "/" + db.Name}, "migrate", "up")
-	if got.code != exitFailed || !strings.Contains(got.stderr, "password") {
+	if got.code != exitRefused || !strings.Contains(got.stderr, "password") {
 		t.Errorf("a wrong password: exit code %d: %s", got.code, got.stderr)
 	}
 }

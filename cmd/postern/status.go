@@ -10,10 +10,10 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/jackc/pgx/v5"
 
+	"postern/dispatcher"
 	"postern/migrations"
 	"postern/sql/session"
 )
@@ -221,14 +221,8 @@ func cell(value any) string {
 	case float64:
 		return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64)
 	default:
-		// A reason comes from a receiver or a person: nothing in it may move the
-		// terminal's cursor.
-		text := strings.Map(func(r rune) rune {
-			if unicode.IsControl(r) {
-				return ' '
-			}
-			return r
-		}, fmt.Sprint(v))
+		// A reason comes from a receiver or a person.
+		text := dispatcher.Printable(fmt.Sprint(v))
 		if text == "" {
 			return "-"
 		}

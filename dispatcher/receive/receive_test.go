@@ -610,3 +610,23 @@ func (b *buffer) String() string {
 	defer b.mu.Unlock()
 	return b.b.String()
 }
+
+// A migration that was cut short may have left half of a schema.
+func TestDirtySchemaIsRefused(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(`update postern.schema_migrations set dirty = true`)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err = receive.Serve(ctx, receive.Config{
+		DatabaseURL: db.URL, Schema: "postern", Timeout: time.Second, Connections: 1, Memory: 1 << 20,
+		MaxSenders: 10, PerAddress: 10, ReloadInterval: time.Second, Log: zerolog.Nop(),
+	}, listener)
+	if err == nil || !strings.Contains(err.Error(), "was cut short") {
+		t.Errorf("it ended with %v, want the migration that was cut short", err)
+	}
+}

@@ -35,9 +35,12 @@ func (s *Server) watch(ctx context.Context) error {
 		if before == nil && session.SQLState(err) == session.NoPrivilege {
 			err = fmt.Errorf("%w: %w: give the role what sql/admin/roles.sql gives postern_receiver", errUnfit, err)
 		}
+		_, refused := session.Refusal(err)
 		switch {
 		case ctx.Err() != nil:
 			return nil
+		case refused && before == nil:
+			return err
 		case errors.Is(err, errUnfit):
 			return err
 		case s.sources.Load() != before:
