@@ -153,7 +153,9 @@ func (d *Dispatcher) send(ctx context.Context, c *claimed, r post.Request) post.
 	if err != nil {
 		return post.Response{Started: time.Now(), Class: post.ClassTLS, Error: err.Error()}
 	}
-	return transport.Post(ctx, r)
+	resp := transport.Post(ctx, r)
+	resp.Snippet = d.answers.trim(c.Destination, resp.Snippet, time.Now())
+	return resp
 }
 
 func (d *Dispatcher) backoff(c *claimed) time.Duration {

@@ -85,6 +85,7 @@ type Dispatcher struct {
 
 	vitals       vitals // of the dealings with the database
 	connections  connections
+	answers      answerQuota // what is stored of receivers' answers
 	destinations *destinations
 	large        large // payloads held
 	outcomes     chan ended

@@ -100,7 +100,7 @@ type runSettings struct {
 	PollInterval  time.Duration `setting:"" default:"1s" min:"10ms" max:"1m" placeholder:"DURATION" group:"delivery" help:"Time between two looks at an idle outbox. A busy one is looked at again at once."`
 	ShutdownGrace time.Duration `setting:"" default:"20s" min:"100ms" max:"10m" zero:"cuts requests off at once" placeholder:"DURATION" group:"delivery" help:"How long requests in flight may go on after the first signal. A second signal ends the wait."`
 
-	ResponseLimit   byteSize `setting:"" default:"16KiB" min:"1KiB" max:"1MiB" zero:"keeps nothing" placeholder:"SIZE" group:"delivery" help:"How much of an answer is read and kept for the log of attempts."`
+	ResponseLimit   byteSize `setting:"" default:"16KiB" min:"1KiB" max:"1MiB" zero:"keeps nothing" placeholder:"SIZE" group:"delivery" help:"How much of an answer is read and kept for the log of attempts. A destination may have 256 KiB kept at once and 64 KiB an hour, in each process; of longer answers beyond that the first 256 bytes are kept."`
 	MemoryLimit     byteSize `setting:"" default:"32MiB" min:"1MiB" max:"64GiB" placeholder:"SIZE" group:"delivery" help:"How much of payloads over 16 KiB is held at one time: more requests with such wait for room. The process takes about three times as much, and 50 MiB."`
 	IdleConnections int      `setting:"" default:"10000" min:"1" max:"1000000" placeholder:"N" group:"delivery" help:"Connections kept open between requests, over all destinations, for 45 s. One takes about 30 KiB, with TLS twice as much. Of the files that the process may open, half at most."`
 
