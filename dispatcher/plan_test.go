@@ -315,6 +315,50 @@ func TestClaimStartsAtItsFloor(t *testing.T) {
 	}
 }
 
+// What is due is found at the cost of what is due, and dead entries cost no more
+// than a step's width, whether a hundred thousand rows wait for later or were there
+// once.
+func TestSearchIsBounded(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	conn := db.Connect()
+	defer func() { _ = conn.Close(context.Background()) }()
+	if err := sessionSettings.Set(t.Context(), conn); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(`alter table postern.delivery set (autovacuum_enabled = off)`)
+	first := pgtest.Scan[int64](t, db, `
+		with dead as (
+		  insert into postern.delivery (outbox_id, destination, next_attempt_at)
+		  select -i, '` + ninety + `', date_trunc('second', now()) - interval '1 hour' + i / 100 * interval '1 s' from generate_series(1, 100000) i
+		  returning id)
+		select min(id) from dead`)
+	db.Exec(`delete from postern.delivery where outbox_id <> -1`)
+	db.Exec(`insert into postern.delivery (outbox_id, destination, next_attempt_at, scheduled)
+		select i, 'https://h' || i || '.example', now() + interval '30 days', true from generate_series(1, 100000) i`)
+	db.Exec(`update postern.delivery set next_attempt_at = now() - interval '1 s' where outbox_id in (1, 2, 3)`)
+	at := pgtest.Scan[time.Time](t, db, `select next_attempt_at from postern.delivery where outbox_id = -1`)
+	for _, c := range []struct {
+		verb       string
+		args       pgx.NamedArgs
+		most, rows int
+	}{
+		{"due", pgx.NamedArgs{"since": time.Now().Add(-time.Minute), "after": int64(0), "ramp": time.Minute}, 60, 4},
+		{"sweep", pgx.NamedArgs{"after": first - 1, "width": int64(1000), "ramp": time.Minute}, 1100, 2},
+		{"claim", pgx.NamedArgs{
+			"destinations": []string{ninety}, "quotas": []int32{10},
+			"floors_at": []time.Time{at.Add(-time.Second)}, "floors_id": []int64{0}, "untils": []time.Time{at},
+			"ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 160, 1},
+	} {
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			pages, rows := explain(t, conn, c.verb, mode, c.args)
+			if pages > c.most || rows != c.rows {
+				t.Errorf("%s, %s: %d pages and %d rows, want at most %d and %d", c.verb, mode, pages, rows, c.most, c.rows)
+			}
+		}
+	}
+}
+
 // literal writes an argument as SQL.
 func literal(arg any) string {
 	switch v := arg.(type) {

@@ -11,9 +11,10 @@ the lease: what he knows may well be that the receiver has the message.
 
 @floors_at and @floors_id say where live rows of the destination began when
 last seen, so that dead index entries before them, which vacuum cannot free
-while some transaction keeps its snapshot, are not stepped over again. (Beside an
-equality with the destination the floor would only be a filter: the scan would
-begin at the destination's first entry.) Where that was just now, half a second
+while some transaction keeps its snapshot, are not stepped over again. (The rows
+must be compared without the destination: with it, the floor would only be a
+filter beside the equality, and a bound at the end would not end the scan before
+the next destination.) Where that was just now, half a second
 more is looked at, for transactions that commit in another order than they began
 in. @untils say where to end: what was found before the floor is claimed without
 stepping over the dead entries between.
@@ -79,8 +80,9 @@ due as materialized (
      select d.ctid as place, d.id, d.leased_until is not null as lapsed
        from postern.delivery d
       where d.status = 'pending'
-        and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
-        and (d.destination, d.next_attempt_at) <= (w.destination, w.until)
+        and d.destination = w.destination
+        and (d.next_attempt_at, d.id) > (w.floor_at, w.floor_id)
+        and d.next_attempt_at <= w.until
         and (d.leased_until is null
              or (d.leased_until < now()
                  and (d.leased_until < (select coalesce(min(k.unrecorded_since), 'infinity')

@@ -45,8 +45,9 @@ due as materialized (
      select d.ctid as place, d.id, d.leased_until is not null as lapsed
        from postern.delivery d
       where d.status = 'pending'
-        and (d.destination, d.next_attempt_at, d.id) > (w.destination, w.floor_at, w.floor_id)
-        and (d.destination, d.next_attempt_at) <= (w.destination, w.until)
+        and d.destination = w.destination
+        and (d.next_attempt_at, d.id) > (w.floor_at, w.floor_id)
+        and d.next_attempt_at <= w.until
         and (d.leased_until is null
              or (d.leased_until < now()
                  and (d.leased_until < (select coalesce(min(k.unrecorded_since), 'infinity')
