@@ -36,6 +36,8 @@ type claimed struct {
 	PayloadBytes *int
 	Payload      []byte // nil: too large to come along
 	Headers      []byte
+	Source       *string // of an event that came in
+	EventID      *string
 	URL          *string
 	MaxAttempts  *int
 	Expired      *bool

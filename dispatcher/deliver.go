@@ -185,7 +185,7 @@ func (d *Dispatcher) request(ctx context.Context, c *claimed) (post.Request, err
 	if err != nil {
 		return r, err
 	}
-	r.Headers = post.MergeHeaders(theirs, own)
+	r.Headers = append(post.MergeHeaders(theirs, own), post.Provenance(c.Source, c.EventID)...)
 	if r.Body, err = d.payload(ctx, c); err != nil {
 		return r, err
 	}

@@ -42,6 +42,9 @@ create table postern.outbox (
   expires_at      timestamptz,
   max_attempts    integer,
   created_at      timestamptz not null default now(),
+  -- Of an event that came in: written by postern receive and by nobody else.
+  source          text collate "C",
+  event_id        text collate "C",
 
   constraint "message_id is unique" unique (message_id)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05);
@@ -49,6 +52,13 @@ create table postern.outbox (
 create unique index "idempotency_key is unique within tenant"
     on postern.outbox (tenant, idempotency_key)
  where idempotency_key is not null;
+
+/* Events that came in have a key of their own, in columns that an application
+has no right to write: whatever it inserts, no event is its duplicate. */
+
+create unique index "event_id is unique within source"
+    on postern.outbox (source, event_id)
+ where source is not null;
 
 create index outbox_expiring on postern.outbox (expires_at, id) where expires_at is not null;
 

@@ -107,7 +107,7 @@ return case
                             and h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
                             and octet_length(h.value #>> '{}') <= 4096
                             and h.value #>> '{}' ~ '^[ -~]*$'
-                            and h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'), true)
+                            and h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|postern-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'), true)
                  from (select key as name, value, translate(lower(key collate "C"), '_', '-') as folded
                          from jsonb_each(headers)) h)
        end;

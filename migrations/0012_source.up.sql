@@ -6,8 +6,9 @@ in is a message in the outbox, so that going in and going out are one table.
 /* ------------------------------------------------------------------ source
 
 A sender that `postern receive` listens to. Its events become messages of the
-tenant that is called like it, with the event's id as idempotency key: to
-target_url, or to the endpoints of that tenant.
+tenant that is called like it, once for each event id: to target_url, or to the
+endpoints of that tenant. Their message_id is made of the event's id with
+id_secret, so that it is the same for each copy and nobody else can foretell it.
 
 id_from and type_from say where a value is found: 'header:NAME' or
 'json:PATH'. Without type_from, or where it finds nothing, event_type counts. */
@@ -21,6 +22,7 @@ create table postern.source (
   secret             text not null,
   previous_secret    text,
   previous_until     timestamptz,
+  id_secret          text not null default gen_random_uuid()::text || gen_random_uuid()::text,
   tolerance          interval,
   signature_header   text,
   signature_prefix   text,
@@ -44,6 +46,8 @@ create table postern.source (
     check (status in ('active', 'disabled')),
   constraint "scheme is standard, github, stripe or hmac"
     check (scheme in ('standard', 'github', 'stripe', 'hmac')),
+  constraint "id_secret is 32 to 1024 bytes"
+    check (octet_length(id_secret) between 32 and 1024),
   constraint "tolerance is between 1 second and 1 day"
     check (tolerance between interval '1 second' and interval '1 day'),
   constraint "signature_header, _prefix and _encoding belong to scheme hmac"

@@ -34,7 +34,7 @@ COMMENT ON FUNCTION postern.new_secret() IS 'A new signing secret: whsec_ and th
 
 CREATE FUNCTION postern.sendable_headers(headers jsonb) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE WHEN (headers IS NULL) THEN true WHEN ((jsonb_typeof(headers) <> 'object'::text) OR (pg_column_size(headers) > 131072)) THEN false ELSE (SELECT ((count(*) <= 20) AND (count(DISTINCT h.folded) = count(*)) AND COALESCE(bool_and(((jsonb_typeof(h.value) = 'string'::text) AND (octet_length(h.name) <= 64) AND (h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'::text) AND (octet_length((h.value #>> '{}'::text[])) <= 4096) AND ((h.value #>> '{}'::text[]) ~ '^[ -~]*$'::text) AND (h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'::text))), true)) FROM (SELECT jsonb_each.key AS name, jsonb_each.value, translate(lower((jsonb_each.key COLLATE "C")), '_'::text, '-'::text) AS folded FROM jsonb_each(sendable_headers.headers) jsonb_each(key, value)) h) END;
+    RETURN CASE WHEN (headers IS NULL) THEN true WHEN ((jsonb_typeof(headers) <> 'object'::text) OR (pg_column_size(headers) > 131072)) THEN false ELSE (SELECT ((count(*) <= 20) AND (count(DISTINCT h.folded) = count(*)) AND COALESCE(bool_and(((jsonb_typeof(h.value) = 'string'::text) AND (octet_length(h.name) <= 64) AND (h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'::text) AND (octet_length((h.value #>> '{}'::text[])) <= 4096) AND ((h.value #>> '{}'::text[]) ~ '^[ -~]*$'::text) AND (h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|postern-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'::text))), true)) FROM (SELECT jsonb_each.key AS name, jsonb_each.value, translate(lower((jsonb_each.key COLLATE "C")), '_'::text, '-'::text) AS folded FROM jsonb_each(sendable_headers.headers) jsonb_each(key, value)) h) END;
 
 COMMENT ON FUNCTION postern.sendable_headers(headers jsonb) IS 'Whether custom headers of an endpoint can be sent: names that are not reserved, values of printable ASCII.';
 
@@ -377,7 +377,9 @@ CREATE TABLE postern.outbox (
     deliver_after timestamp with time zone,
     expires_at timestamp with time zone,
     max_attempts integer,
-    created_at timestamp with time zone DEFAULT now() NOT NULL
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    source text COLLATE pg_catalog."C",
+    event_id text COLLATE pg_catalog."C"
 )
 WITH (autovacuum_vacuum_insert_scale_factor='0.05');
 
@@ -2287,6 +2289,7 @@ CREATE TABLE postern.source (
     secret text NOT NULL,
     previous_secret text,
     previous_until timestamp with time zone,
+    id_secret text DEFAULT ((gen_random_uuid())::text || (gen_random_uuid())::text) NOT NULL,
     tolerance interval,
     signature_header text,
     signature_prefix text,
@@ -2299,6 +2302,7 @@ CREATE TABLE postern.source (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT "event_type of a source is 1 to 255 of A-Z a-z 0-9 _ - . /" CHECK ((event_type ~ '^[A-Za-z0-9_./-]{1,255}$'::text)),
     CONSTRAINT "id_from is header:NAME or json:PATH" CHECK ((id_from ~ '^(header:[^ :]+|json:.+)$'::text)),
+    CONSTRAINT "id_secret is 32 to 1024 bytes" CHECK (((octet_length(id_secret) >= 32) AND (octet_length(id_secret) <= 1024))),
     CONSTRAINT "max_body is 1 byte to 1 MiB" CHECK (((max_body >= 1) AND (max_body <= 1048576))),
     CONSTRAINT "name is 1 to 64 of A-Z a-z 0-9 _ . -" CHECK ((name ~ '^[A-Za-z0-9_.-]{1,64}$'::text)),
     CONSTRAINT "path is / and up to 254 of A-Z a-z 0-9 _ . ~ / -" CHECK ((path ~ '^/[A-Za-z0-9_.~/-]{0,254}$'::text)),
@@ -2509,6 +2513,8 @@ CREATE INDEX delivery_resting ON postern.delivery USING btree (destination, id) 
 CREATE INDEX delivery_scheduled ON postern.delivery USING btree (next_attempt_at, id) WHERE (((status)::text = 'pending'::text) AND scheduled);
 
 CREATE INDEX endpoint_by_tenant ON postern.endpoint USING btree (tenant) WHERE (status <> 'deleted'::text);
+
+CREATE UNIQUE INDEX "event_id is unique within source" ON postern.outbox USING btree (source, event_id) WHERE (source IS NOT NULL);
 
 CREATE UNIQUE INDEX "idempotency_key is unique within tenant" ON postern.outbox USING btree (tenant, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 

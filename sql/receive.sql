@@ -1,8 +1,7 @@
 /*
-Writes an event that came from outside as a message. Zero rows: it is in the
-outbox already, committed; a transaction that was just writing it has been
-waited for. A conflict with message_id, which is made of source and event id,
-is the same event as one with the idempotency key.
+Writes an event that came from outside as a message. Zero rows: a message of
+this source and event id is in the outbox already, committed; a transaction that
+was just writing it has been waited for. Any other conflict is an error.
 */
 insert into postern.outbox (
   message_id,
@@ -10,9 +9,9 @@ insert into postern.outbox (
   event_type,
   payload,
   content_type,
-  headers,
   target_url,
-  idempotency_key
+  source,
+  event_id
 )
 values (
   @message_id,
@@ -20,9 +19,10 @@ values (
   @event_type,
   @payload,
   @content_type,
-  @headers::jsonb,
   @target_url,
+  @source,
   @event_id
 )
-on conflict do nothing
+on conflict (source, event_id) where source is not null
+do nothing
 returning id

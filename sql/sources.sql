@@ -8,6 +8,7 @@ select
   scheme,
   secret,
   case when previous_until > now() then previous_secret end as previous_secret,
+  id_secret,
   coalesce(1000 * extract(epoch from tolerance)::double precision, 0) as tolerance_ms,
   signature_header,
   signature_prefix,

@@ -149,7 +149,7 @@ func foldName(name string) string {
 // reservedName reports whether a folded name may not be set by a producer: it
 // frames the request, belongs to the connection (naming a header in Connection
 // makes proxies drop that header, a signature for instance), describes the
-// body, invites a hidden second request, or signs.
+// body, invites a hidden second request, signs, or says where an event is from.
 func reservedName(folded string) bool {
 	switch folded {
 	case "host", "content-length", "transfer-encoding", "trailer", "te", "expect",
@@ -159,7 +159,7 @@ func reservedName(folded string) bool {
 		"user-agent":
 		return true
 	}
-	return strings.HasPrefix(folded, "proxy-") || signature.Reserved(folded)
+	return strings.HasPrefix(folded, "proxy-") || strings.HasPrefix(folded, "postern-") || signature.Reserved(folded)
 }
 
 // shown is a name as an error may repeat it: a wrong name is somebody's input.
@@ -187,4 +187,21 @@ func MergeHeaders(base, over []Header) []Header {
 		}
 	}
 	return append(merged, over...)
+}
+
+// Provenance returns the headers that say where an event that came in is from;
+// nobody else can set them. A nil source has none. An id that no header can hold
+// is left out.
+func Provenance(source, eventID *string) []Header {
+	var list []Header
+	add := func(name string, value *string) {
+		if value != nil && *value != "" && *value == strings.Trim(*value, " ") && valueFault(*value) == "" {
+			list = append(list, Header{Name: name, Value: *value})
+		}
+	}
+	if source != nil {
+		add("Postern-Source", source)
+		add("Postern-Event-Id", eventID)
+	}
+	return list
 }

@@ -76,6 +76,8 @@ func TestCustomHeadersThatCannotBeSent(t *testing.T) {
 		`{"User-Agent":"v"}`:                              "User-Agent",
 		`{"Idempotency-Key":"v"}`:                         "Idempotency-Key",
 		`{"x_idempotency_key":"v"}`:                       "x_idempotency_key",
+		`{"Postern-Source":"github"}`:                     "Postern-Source",
+		`{"postern_event-ID":"1"}`:                        "postern_event-ID",
 		`{"Webhook-Signature":"v"}`:                       "Webhook-Signature",
 		`{"webhook_id":"v"}`:                              "webhook_id",
 		`{"webhook-anything":"v"}`:                        "webhook-anything",

@@ -173,19 +173,19 @@ const shop = `insert into postern.source (name, path, secret, type_from, target_
 	values ('shop', '/shop', '` + secret + `', 'json:type', 'http://inside.example/shop')`
 
 type written struct {
-	Tenant         string
-	EventType      string
-	Payload        string
-	ContentType    string
-	Headers        map[string]string
-	TargetURL      *string
-	IdempotencyKey string
-	MessageID      string
+	Tenant      string
+	EventType   string
+	Payload     string
+	ContentType string
+	Source      string
+	TargetURL   *string
+	EventID     string
+	MessageID   string
 }
 
 func outbox(t *testing.T, db *pgtest.Database) []written {
 	t.Helper()
-	return pgtest.Rows[written](t, db, `select tenant, event_type, payload, content_type, headers, target_url, idempotency_key, message_id
+	return pgtest.Rows[written](t, db, `select tenant, event_type, payload, content_type, source, target_url, event_id, message_id
 		from postern.outbox order by id`)
 }
 
@@ -231,11 +231,11 @@ func TestAccepts(t *testing.T) {
 		t.Fatalf("%d messages, want %d", len(rows), len(makers))
 	}
 	for i, want := range []written{
-		{"shop", "order.created", body, "application/json", map[string]string{"Postern-Source": "shop", "Postern-Event-Id": "evt_1"}, &inside, "evt_1", ""},
-		{"github", "issue_comment", body, "application/json; charset=utf-8", map[string]string{"Postern-Source": "github", "Postern-Event-Id": "guid-1"}, nil, "guid-1", ""},
-		{"stripe", "order.created", body, "application/json", map[string]string{"Postern-Source": "stripe", "Postern-Event-Id": "evt_1"}, nil, "evt_1", ""},
-		{"plain", "plain", body, "application/octet-stream", map[string]string{"Postern-Source": "plain", "Postern-Event-Id": "42"}, nil, "42", ""},
-		{"shopify", "orders/create", body, "application/json", map[string]string{"Postern-Source": "shopify"}, nil, "s é", ""},
+		{"shop", "order.created", body, "application/json", "shop", &inside, "evt_1", ""},
+		{"github", "issue_comment", body, "application/json; charset=utf-8", "github", nil, "guid-1", ""},
+		{"stripe", "order.created", body, "application/json", "stripe", nil, "evt_1", ""},
+		{"plain", "plain", body, "application/octet-stream", "plain", nil, "42", ""},
+		{"shopify", "orders/create", body, "application/json", "shopify", nil, "s é", ""},
 	} {
 		got := rows[i]
 		if (got.TargetURL == nil) != (want.TargetURL == nil) || got.TargetURL != nil && *got.TargetURL != *want.TargetURL {
@@ -255,6 +255,36 @@ func TestAccepts(t *testing.T) {
 	d.expect("after retention", makers[0](), accepted)
 	if got := pgtest.Scan[string](t, db, "select message_id from postern.outbox where tenant = 'shop'"); got != id {
 		t.Errorf("a late copy is called %s, the first %s", got, id)
+	}
+}
+
+// Nothing that an application writes keeps an event out, and what cannot be
+// written is never told to be a duplicate.
+func TestEventsCannotBeSuppressed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.DB(t)
+	db.Exec(shop)
+	d := open(t, db.URL, nil).ready()
+	const other = `insert into postern.outbox (tenant, event_type, payload, target_url, idempotency_key, message_id) values ('shop', 'x', '{}', 'https://x.example', 'evt_1', coalesce($1, postern.new_message_id()))`
+	db.Exec(other, nil)
+	d.expect("tenant and key are taken", d.standard("/shop", "evt_1", "{}"), accepted)
+	d.expect("its copy", d.standard("/shop", "evt_1", "{}"), duplicate)
+
+	id := pgtest.Scan[string](t, db, "select message_id from postern.outbox where source = 'shop'")
+	if sum := sha256.Sum256([]byte("shop\x00evt_1")); strings.Contains(id, hex.EncodeToString(sum[:20])) {
+		t.Errorf("the message_id %s can be foretold", id)
+	}
+	db.Exec("delete from postern.outbox")
+	db.Exec(other, id)
+	d.expect("the message_id is taken", d.standard("/shop", "evt_1", "{}"), accepted)
+	d.expect("its copy", d.standard("/shop", "evt_1", "{}"), duplicate)
+
+	// A sequence that is behind the rows, as after a failover.
+	db.Exec("select setval(pg_get_serial_sequence('postern.outbox', 'id'), (select max(id) from postern.outbox), false)")
+	d.expect("its number is taken", d.standard("/shop", "evt_2", "{}"), failed)
+	d.expect("the next number is free", d.standard("/shop", "evt_2", "{}"), accepted)
+	if n := pgtest.Scan[int](t, db, "select count(*)::int from postern.outbox where source = 'shop'"); n != 2 {
+		t.Errorf("%d events are in the outbox, want 2", n)
 	}
 }
 
@@ -333,7 +363,7 @@ func TestRefusesWithoutAStatement(t *testing.T) {
 		got, err := d.send(d.standard("/shop", "e1", body))
 		return err == nil && got.status == 200
 	})
-	if rows := outbox(t, db); len(rows) != 1 || rows[0].IdempotencyKey != "e1" {
+	if rows := outbox(t, db); len(rows) != 1 || rows[0].EventID != "e1" {
 		t.Errorf("the outbox has %+v", rows)
 	}
 }

@@ -1,9 +1,9 @@
 package receive
 
 import (
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -24,6 +24,7 @@ type row struct {
 	Scheme            string
 	Secret            string
 	PreviousSecret    *string
+	IDSecret          string
 	ToleranceMs       float64
 	SignatureHeader   *string
 	SignaturePrefix   *string
@@ -38,6 +39,7 @@ type row struct {
 // source is a row made ready. It is not changed once made.
 type source struct {
 	name      string
+	idKey     []byte
 	intake    inbox.Intake
 	typeFrom  *inbox.Locator
 	eventType string
@@ -48,7 +50,7 @@ type source struct {
 // newSource never fails: a row that cannot be used is a source with a fault, so
 // that its sender is told to come again rather than that nobody is here.
 func newSource(r row, readTimeout time.Duration) *source {
-	s := &source{name: r.Name, eventType: r.EventType, targetURL: r.TargetURL}
+	s := &source{name: r.Name, idKey: []byte(r.IDSecret), eventType: r.EventType, targetURL: r.TargetURL}
 	s.intake = inbox.Intake{Source: r.Name, MaxBody: r.MaxBody, ReadTimeout: readTimeout}
 	var problems [3]error
 	s.intake.Verify, problems[0] = verifier(r)
@@ -112,7 +114,6 @@ type message struct {
 	eventType   string
 	payload     string
 	contentType string
-	headers     string
 	targetURL   *string
 	eventID     string
 }
@@ -128,17 +129,12 @@ func (s *source) message(event inbox.Event) (message, error) {
 	case !utf8.ValidString(payload) || strings.ContainsRune(payload, 0):
 		return message{}, &inbox.Refusal{Status: http.StatusBadRequest, Text: "the body is not UTF-8 text without NUL"}
 	}
-	headers, err := json.Marshal(s.headers(event.ID))
-	if err != nil {
-		return message{}, fmt.Errorf("headers: %w", err)
-	}
 	return message{
-		id:          messageID(s.name, event.ID),
+		id:          s.messageID(event.ID),
 		source:      s.name,
 		eventType:   s.typeOf(event),
 		payload:     payload,
 		contentType: contentType(event.Header),
-		headers:     string(headers),
 		targetURL:   s.targetURL,
 		eventID:     event.ID,
 	}, nil
@@ -146,20 +142,11 @@ func (s *source) message(event inbox.Event) (message, error) {
 
 // messageID is the same for the same event for ever: when retention has long
 // forgotten the message, a late copy still gets the webhook-id by which the
-// consumer knows it.
-func messageID(source, eventID string) string {
-	sum := sha256.Sum256([]byte(source + "\x00" + eventID))
-	return "in_" + hex.EncodeToString(sum[:20])
-}
-
-// headers tell the consumer where the message is from. An id that no header can
-// hold is left out, since a message with such a header could not be sent.
-func (s *source) headers(eventID string) map[string]string {
-	headers := map[string]string{"Postern-Source": s.name}
-	if printable.MatchString(eventID) {
-		headers["Postern-Event-Id"] = eventID
-	}
-	return headers
+// consumer knows it. Who does not know the key cannot take the id beforehand.
+func (s *source) messageID(eventID string) string {
+	sum := hmac.New(sha256.New, s.idKey)
+	sum.Write([]byte(eventID))
+	return "in_" + hex.EncodeToString(sum.Sum(nil)[:20])
 }
 
 func (s *source) typeOf(event inbox.Event) string {

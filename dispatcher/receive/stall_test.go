@@ -140,7 +140,7 @@ func (s *senders) check(t *testing.T, db *pgtest.Database) {
 	}
 	count := func() map[string]bool {
 		in := map[string]bool{}
-		for _, id := range pgtest.Rows[string](t, db, "select idempotency_key from postern.outbox") {
+		for _, id := range pgtest.Rows[string](t, db, "select event_id from postern.outbox") {
 			if in[id] {
 				t.Errorf("%s is in the outbox twice", id)
 			}

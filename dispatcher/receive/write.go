@@ -2,9 +2,13 @@ package receive
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"postern/sql/session"
 )
@@ -35,15 +39,24 @@ func sessions(cfg *Config) session.Options {
 }
 
 // write returns when the message is committed: by this call, then it is fresh,
-// or by an earlier one. After an error nobody knows; a second write finds out.
+// or by an earlier one. After an error nobody knows; a second write finds out. A
+// message of somebody else that has the event's message_id does not keep it out.
 func (s *store) write(ctx context.Context, m message) (fresh bool, err error) {
+	fresh, err = s.insert(ctx, m)
+	if state := new(pgconn.PgError); errors.As(err, &state) && state.Code == "23505" && state.ConstraintName == "message_id is unique" {
+		m.id = "in_" + strings.ToLower(rand.Text())
+		return s.insert(ctx, m)
+	}
+	return fresh, err
+}
+
+func (s *store) insert(ctx context.Context, m message) (fresh bool, err error) {
 	ids, err := session.Query(ctx, s.db, "receive", pgx.StrictNamedArgs{
 		"message_id":   m.id,
 		"source":       m.source,
 		"event_type":   m.eventType,
 		"payload":      m.payload,
 		"content_type": m.contentType,
-		"headers":      m.headers,
 		"target_url":   m.targetURL,
 		"event_id":     m.eventID,
 	}, pgx.RowTo[int64])

@@ -135,6 +135,8 @@ func testRoles(t *testing.T, db *pgtest.Database) {
 			`delete from postern.outbox`,
 			`truncate postern.outbox`,
 			`insert into postern.outbox (id, event_type, payload) values (1, 'x', '{}')`,
+			`insert into postern.outbox (event_type, payload, source, event_id) values ('x', '{}', 'github', 'e')`,
+			`select id_secret from postern.source`,
 			`insert into postern.delivery (outbox_id, destination) values (1, 'https://x')`,
 			`select nextval('postern.claim_id')`,
 			`select setval('postern.wake_after', 9e18::bigint)`,
@@ -207,8 +209,8 @@ func testRoles(t *testing.T, db *pgtest.Database) {
 		conn := connect(t, login(t, db, "receiver"))
 		may(t, conn,
 			`select * from postern.source`,
-			`insert into postern.outbox (message_id, event_type, payload, idempotency_key) values ('m', 'x', '{}', 'k') on conflict do nothing returning id`)
-		mayNot(t, conn, `select secret from postern.endpoint`, `update postern.source set status = 'disabled'`, `select payload from postern.outbox`)
+			`insert into postern.outbox (message_id, tenant, event_type, payload, source, event_id) values ('m', 's', 'x', '{}', 's', 'e') on conflict (source, event_id) where source is not null do nothing returning id`)
+		mayNot(t, conn, `select message_id from postern.outbox`, `select secret from postern.endpoint`, `update postern.source set status = 'disabled'`, `select payload from postern.outbox`)
 	})
 }
 

@@ -132,8 +132,8 @@ describe('what libraries sign, postern receive takes', () => {
         assert.equal(await post('/' + path, headers, text), '200 accepted', log)
         assert.equal(await post('/' + path, headers, text), '200 duplicate', log)
       }
-      const { rows } = await db.query('select idempotency_key, payload from postern.outbox where tenant = $1', [path])
-      assert.deepEqual(new Map(rows.map(row => [row.idempotency_key, row.payload])),
+      const { rows } = await db.query('select event_id, payload from postern.outbox where tenant = $1', [path])
+      assert.deepEqual(new Map(rows.map(row => [row.event_id, row.payload])),
         new Map(events.map(({ id, text }) => [id, text])))
     })
 

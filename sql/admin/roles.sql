@@ -78,14 +78,18 @@ alter default privileges for role postern_owner revoke execute on routines from 
 
 grant usage on schema postern to postern_app, postern_dispatcher, postern_receiver, postern_operator, postern_readonly;
 
-/* app and receiver: one INSERT, its `returning`, and what an idempotency key
-needs. Deliveries are written by the outbox's trigger with the owner's rights. */
+/* app and receiver: one INSERT, its `returning`, and what its unique key needs.
+Only the receiver may say that a message is an event from outside. Deliveries are written by the outbox's trigger with the owner's rights. */
 
 grant insert (message_id, tenant, event_type, payload, content_type, headers, target_url,
               idempotency_key, deliver_after, expires_at, max_attempts),
       select (id, message_id, tenant, idempotency_key, created_at)
-   on postern.outbox to postern_app, postern_receiver;
-grant execute on routine postern.enqueue, postern.new_message_id to postern_app, postern_receiver;
+   on postern.outbox to postern_app;
+grant execute on routine postern.enqueue, postern.new_message_id to postern_app;
+
+grant insert (message_id, tenant, event_type, payload, content_type, target_url, source, event_id),
+      select (id, source, event_id)
+   on postern.outbox to postern_receiver;
 
 grant select on postern.source, postern.schema_migrations to postern_receiver;
 
