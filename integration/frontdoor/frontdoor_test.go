@@ -285,7 +285,7 @@ func TestKilledBetweenAnswerAndRecord(t *testing.T) {
 	}
 
 	dispatcher := dispatcherProcess(t, db)
-	db.Exec("insert into postern.outbox (event_type, payload, target_url, headers) values ('order.created', '{}', $1, '{\"Postern-Event-Id\":\"e1\"}')", "http://"+inside+"/events")
+	db.Exec("insert into postern.outbox (event_type, payload, target_url, source, event_id) values ('order.created', '{}', $1, 'shop', 'e1')", "http://"+inside+"/events")
 	pgtest.Eventually(t, time.Minute, "the consumer has answered", func() bool { return requests() == 1 })
 	dispatcher.kill()
 	db.Exec("drop trigger refuse on postern.attempt")
