@@ -348,7 +348,7 @@ func TestSearchIsBounded(t *testing.T) {
 		{"claim", pgx.NamedArgs{
 			"destinations": []string{ninety}, "quotas": []int32{10},
 			"floors_at": []time.Time{at.Add(-time.Second)}, "floors_id": []int64{0}, "untils": []time.Time{at},
-			"ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 160, 1},
+			"ramp": time.Minute, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 100, 1},
 	} {
 		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 			pages, rows := explain(t, conn, c.verb, mode, c.args)
