@@ -251,6 +251,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   change text;
+  also text; -- what the statement changed beside
   reason text;
 begin
   if tg_op = 'INSERT' then
@@ -263,6 +264,12 @@ begin
                    else 'resumed'
               end;
     reason := new.reason;
+    also := 'changed: ' || (
+      select string_agg(n.key, ', ' order by n.key)
+        from jsonb_each(to_jsonb(new)) n
+        join jsonb_each(to_jsonb(old)) o on o.key = n.key
+       where n.value <> o.value
+         and n.key not in ('status', 'reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since'));
   else
     select 'changed: ' || string_agg(n.key, ', ' order by n.key)
       into change
@@ -271,14 +278,16 @@ begin
      where n.value <> o.value
        and n.key not in ('reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since');
     if new.secret is distinct from old.secret then
+      also := nullif(regexp_replace(regexp_replace(change, '(, |\m)(secret|previous_secret|previous_until)\M', '', 'g'), '^changed: (, )?', 'changed: '), 'changed: ');
       change := 'secret rotated';
     end if;
   end if;
   if change is null then
     return null;
   end if;
-  insert into postern.journal (subject, change, reason)
-  values ('ep_' || coalesce(new.id, old.id), change, reason);
+  insert into postern.journal (subject, change, reason, old, new)
+  select 'ep_' || coalesce(new.id, old.id), concat_ws('; ', change, also), reason, d.old, d.new
+    from postern.difference(case when tg_op <> 'INSERT' then to_jsonb(old) end, case when tg_op <> 'DELETE' then to_jsonb(new) end) d;
   if pg_notification_queue_usage() < 0.5 and current_setting('max_prepared_transactions')::integer = 0 then
     perform pg_notify('postern.breaker', 'ep_' || coalesce(new.id, old.id));
   end if;

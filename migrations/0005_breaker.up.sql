@@ -138,6 +138,7 @@ declare
   door postern.breaker := coalesce(new, old);
   notify text := coalesce(current_setting('outbox.notify', true), '');
   change text;
+  entry text; -- in the journal: every change by hand has one
 begin
   if tg_op = 'DELETE' then
     if old.state not in ('closed', 'throttled') or old.forced is not null then
@@ -150,10 +151,13 @@ begin
   elsif new.state <> old.state then
     change := new.state;
   end if;
-  if change is not null then
-    insert into postern.journal (subject, change, reason)
-    values (door.destination, change,
-            case when change = 'half_open' then coalesce('probed by dispatcher ' || door.probe_by, door.reason) else door.reason end);
+  entry := coalesce(change, case when current_setting('application_name') not like 'postern%' then lower(tg_op) || ' by hand' end);
+  if entry is not null then
+    insert into postern.journal (subject, change, reason, old, new)
+    select door.destination, entry,
+           case when change = 'half_open' then coalesce('probed by dispatcher ' || door.probe_by, door.reason) else door.reason end,
+           d.old, d.new
+      from postern.difference(case when tg_op <> 'INSERT' then to_jsonb(old) end, case when tg_op <> 'DELETE' then to_jsonb(new) end) d;
   end if;
   if (change is not null or (tg_op <> 'DELETE' and new.hold_until > now() and (tg_op = 'INSERT' or coalesce(old.hold_until <= now(), true))))
      and notify not in ('off', 'false', 'no', '0')
@@ -169,6 +173,8 @@ $$;
 create trigger announce_breaker
 after insert or update or delete on postern.breaker
 for each row execute function postern.announce_breaker();
+
+create trigger journal_truncate after truncate on postern.breaker for each statement execute function postern.journal_truncate();
 
 revoke execute on function postern.complete_breaker(), postern.announce_breaker() from public;
 

@@ -338,6 +338,7 @@ as $$
 begin
   perform set_config('outbox.count_' || kind, '', true)
      from unnest(array['replayed', 'released', 'held', 'cancelled', 'rescheduled', 'noted', 'left']) as kind;
+  perform set_config('outbox.changing_message', 'on', true); -- its entry in the journal is written by end_change
   return null;
 end
 $$;
@@ -347,13 +348,17 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 declare
   changes text;
+  total bigint;
   untouched text := nullif(current_setting('outbox.count_left', true), '');
 begin
-  select string_agg(current_setting('outbox.count_' || kind, true) || ' ' || kind, ', ' order by n) into changes
+  perform set_config('outbox.changing_message', '', true);
+  select string_agg(current_setting('outbox.count_' || kind, true) || ' ' || kind, ', ' order by n),
+         sum(current_setting('outbox.count_' || kind, true)::bigint)
+    into changes, total
     from unnest(array['replayed', 'released', 'held', 'cancelled', 'rescheduled', 'noted']) with ordinality as k (kind, n)
    where current_setting('outbox.count_' || kind, true) <> '';
   if changes is not null then
-    insert into postern.journal (subject, change) values ('message', changes);
+    insert into postern.journal (subject, change, rows, statement) values ('message', changes, total, postern.shown_statement());
   end if;
   if untouched is not null then
     raise notice '% left as they were: being sent, changed by somebody else, or nothing to change', untouched;

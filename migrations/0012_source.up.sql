@@ -94,3 +94,30 @@ revoke execute on function postern.announce_source() from public;
 
 comment on function postern.announce_source() is
   'Trigger: tells front doors that a source has changed.';
+
+/* Keeps the journal, whatever the path. */
+
+create function postern.journal_source() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+  insert into postern.journal (subject, change, old, new)
+  select 'source ' || coalesce(new.name, old.name),
+         case tg_op when 'INSERT' then 'added' when 'DELETE' then 'removed'
+                    else 'changed: ' || coalesce((select string_agg(k, ', ' order by k) from jsonb_object_keys(d.old || d.new) k), 'nothing') end,
+         d.old, d.new
+    from postern.difference(case when tg_op <> 'INSERT' then to_jsonb(old) end, case when tg_op <> 'DELETE' then to_jsonb(new) end) d;
+  return null;
+end
+$$;
+
+create trigger journal_source
+after insert or update or delete on postern.source
+for each row execute function postern.journal_source();
+
+create trigger journal_truncate after truncate on postern.source for each statement execute function postern.journal_truncate();
+
+revoke execute on function postern.journal_source() from public;
+
+comment on function postern.journal_source() is
+  'Trigger: keeps the journal of sources.';
