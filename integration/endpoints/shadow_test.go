@@ -156,7 +156,8 @@ begin
         else
           execute format('create view %I.%I as select * from pg_catalog.%I where %I.note()', args, o.relname, o.relname, s);
         end if;
-      exception when invalid_table_definition then null; -- pg_attribute has a column of a pseudo-type
+      exception when invalid_table_definition then -- a column of a pseudo-type
+        execute format('create table %I.%I (word text)', args, o.relname);
       end;
     end loop;
   end loop;
