@@ -25,7 +25,7 @@ func TestJournalOfEveryPath(t *testing.T) {
 		{`insert into postern.source (name, path, secret, target_url) values ('s', '/s', '` + secret + `', 'https://example.com/hidden')`, `source s|added|null|f`},
 		{`update postern.source set secret = secret || '2', target_url = 'https://example.org/hidden'`, `source s|changed: secret, target_url|null|f`},
 		{`delete from postern.source`, `source s|removed|null|f`},
-		{`truncate postern.source`, `source|truncated|null|t`},
+		{`truncate postern.source cascade`, `source|truncated|null|t`},
 		{`insert into postern.breaker (destination) values ('https://b.example')`, `https://b.example|insert by hand|null|f`},
 		{`update postern.breaker set trips = 3`, `https://b.example|update by hand|null|f`},
 		{`update postern.breaker set forced = 'open', reason = 'asked'`, `https://b.example|forced open|null|f`},
