@@ -119,6 +119,7 @@ declare
   door postern.breaker := coalesce(new, old);
   notify text := coalesce(current_setting('outbox.notify', true), '');
   change text;
+  entry text; -- in the journal: every change by hand has one
 begin
   if tg_op = 'DELETE' then
     if old.state not in ('closed', 'throttled') or old.forced is not null then
@@ -131,10 +132,13 @@ begin
   elsif new.state <> old.state then
     change := new.state;
   end if;
-  if change is not null then
-    insert into postern.journal (subject, change, reason)
-    values (door.destination, change,
-            case when change = 'half_open' then coalesce('probed by dispatcher ' || door.probe_by, door.reason) else door.reason end);
+  entry := coalesce(change, case when current_setting('application_name') not like 'postern%' then lower(tg_op) || ' by hand' end);
+  if entry is not null then
+    insert into postern.journal (subject, change, reason, old, new)
+    select door.destination, entry,
+           case when change = 'half_open' then coalesce('probed by dispatcher ' || door.probe_by, door.reason) else door.reason end,
+           d.old, d.new
+      from postern.difference(case when tg_op <> 'INSERT' then to_jsonb(old) end, case when tg_op <> 'DELETE' then to_jsonb(new) end) d;
   end if;
   if (change is not null or (tg_op <> 'DELETE' and new.hold_until > now() and (tg_op = 'INSERT' or coalesce(old.hold_until <= now(), true))))
      and notify not in ('off', 'false', 'no', '0')
@@ -180,6 +184,7 @@ CREATE FUNCTION postern.announce_endpoint() RETURNS trigger
     AS $$
 declare
   change text;
+  also text; -- what the statement changed beside
   reason text;
 begin
   if tg_op = 'INSERT' then
@@ -192,6 +197,12 @@ begin
                    else 'resumed'
               end;
     reason := new.reason;
+    also := 'changed: ' || (
+      select string_agg(n.key, ', ' order by n.key)
+        from jsonb_each(to_jsonb(new)) n
+        join jsonb_each(to_jsonb(old)) o on o.key = n.key
+       where n.value <> o.value
+         and n.key not in ('status', 'reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since'));
   else
     select 'changed: ' || string_agg(n.key, ', ' order by n.key)
       into change
@@ -200,14 +211,16 @@ begin
      where n.value <> o.value
        and n.key not in ('reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since');
     if new.secret is distinct from old.secret then
+      also := nullif(regexp_replace(regexp_replace(change, '(, |\m)(secret|previous_secret|previous_until)\M', '', 'g'), '^changed: (, )?', 'changed: '), 'changed: ');
       change := 'secret rotated';
     end if;
   end if;
   if change is null then
     return null;
   end if;
-  insert into postern.journal (subject, change, reason)
-  values ('ep_' || coalesce(new.id, old.id), change, reason);
+  insert into postern.journal (subject, change, reason, old, new)
+  select 'ep_' || coalesce(new.id, old.id), concat_ws('; ', change, also), reason, d.old, d.new
+    from postern.difference(case when tg_op <> 'INSERT' then to_jsonb(old) end, case when tg_op <> 'DELETE' then to_jsonb(new) end) d;
   if pg_notification_queue_usage() < 0.5 and current_setting('max_prepared_transactions')::integer = 0 then
     perform pg_notify('postern.breaker', 'ep_' || coalesce(new.id, old.id));
   end if;
@@ -250,11 +263,45 @@ CREATE FUNCTION postern.begin_change() RETURNS trigger
 begin
   perform set_config('outbox.count_' || kind, '', true)
      from unnest(array['replayed', 'released', 'held', 'cancelled', 'rescheduled', 'noted', 'left']) as kind;
+  perform set_config('outbox.changing_message', 'on', true); -- its entry in the journal is written by end_change
   return null;
 end
 $$;
 
 COMMENT ON FUNCTION postern.begin_change() IS 'Trigger: starts the count of an update of postern.message.';
+
+CREATE FUNCTION postern.new_message_id() RETURNS text
+    LANGUAGE sql PARALLEL SAFE
+    RETURN (('msg_'::text || lpad(to_hex(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint), 12, '0'::text)) || translate(substr((gen_random_uuid())::text, 15), '-'::text, ''::text));
+
+COMMENT ON FUNCTION postern.new_message_id() IS 'A random webhook-id that begins with the time.';
+
+CREATE TABLE postern.outbox (
+    id bigint NOT NULL,
+    message_id text DEFAULT postern.new_message_id() NOT NULL COLLATE pg_catalog."C",
+    tenant text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    event_type text NOT NULL,
+    payload text NOT NULL,
+    content_type text DEFAULT 'application/json'::text NOT NULL,
+    headers jsonb,
+    target_url text,
+    idempotency_key text COLLATE pg_catalog."C",
+    deliver_after timestamp with time zone,
+    expires_at timestamp with time zone,
+    max_attempts integer,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    source text COLLATE pg_catalog."C",
+    event_id text COLLATE pg_catalog."C"
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE postern.outbox IS 'Messages, written by the application in its own transaction. Append-only; what becomes of them is in postern.message.';
+
+CREATE FUNCTION postern.by_hand() RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN ((current_setting('application_name'::text) !~~ 'postern%'::text) OR (CURRENT_USER <> (SELECT pg_get_userbyid(c.relowner) AS pg_get_userbyid FROM pg_class c WHERE (c.oid = ('postern.outbox'::regclass)::oid))));
+
+COMMENT ON FUNCTION postern.by_hand() IS 'Whether a statement is anybody''s but retention''s.';
 
 CREATE FUNCTION postern.cancel(message_id text, destination text DEFAULT NULL::text, reason text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql
@@ -271,12 +318,6 @@ end
 $_$;
 
 COMMENT ON FUNCTION postern.cancel(message_id text, destination text, reason text) IS 'Cancels a pending, held or dead message. One that is being sent is left: try again when its attempt has ended.';
-
-CREATE FUNCTION postern.new_message_id() RETURNS text
-    LANGUAGE sql PARALLEL SAFE
-    RETURN (('msg_'::text || lpad(to_hex(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint), 12, '0'::text)) || translate(substr((gen_random_uuid())::text, 15), '-'::text, ''::text));
-
-COMMENT ON FUNCTION postern.new_message_id() IS 'A random webhook-id that begins with the time.';
 
 CREATE TABLE postern.breaker (
     destination text NOT NULL COLLATE pg_catalog."C",
@@ -363,27 +404,6 @@ WITH (fillfactor='42', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_
 COMMENT ON TABLE postern.delivery IS 'One message on its way to one destination. Claimable when pending, due, and its lease is null or past.';
 
 COMMENT ON COLUMN postern.delivery.scheduled IS 'Was not due when next_attempt_at was set: found by time.';
-
-CREATE TABLE postern.outbox (
-    id bigint NOT NULL,
-    message_id text DEFAULT postern.new_message_id() NOT NULL COLLATE pg_catalog."C",
-    tenant text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
-    event_type text NOT NULL,
-    payload text NOT NULL,
-    content_type text DEFAULT 'application/json'::text NOT NULL,
-    headers jsonb,
-    target_url text,
-    idempotency_key text COLLATE pg_catalog."C",
-    deliver_after timestamp with time zone,
-    expires_at timestamp with time zone,
-    max_attempts integer,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    source text COLLATE pg_catalog."C",
-    event_id text COLLATE pg_catalog."C"
-)
-WITH (autovacuum_vacuum_insert_scale_factor='0.05');
-
-COMMENT ON TABLE postern.outbox IS 'Messages, written by the application in its own transaction. Append-only; what becomes of them is in postern.message.';
 
 CREATE VIEW postern.message AS
  SELECT d.outbox_id,
@@ -747,19 +767,54 @@ CREATE FUNCTION postern.cooldown(trips integer, base interval, longest interval)
 
 COMMENT ON FUNCTION postern.cooldown(trips integer, base interval, longest interval) IS 'How long a breaker stays open that has tripped so many times before.';
 
+CREATE FUNCTION postern.fingerprint(value text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ('sha256:'::text || substr(encode(sha256(convert_to(value, 'UTF8'::name)), 'hex'::text), 1, 12));
+
+COMMENT ON FUNCTION postern.fingerprint(value text) IS 'The beginning of a value''s SHA-256, which tells it from another without showing it.';
+
+CREATE FUNCTION postern.difference(was jsonb, becomes jsonb, OUT old jsonb, OUT new jsonb) RETURNS record
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    BEGIN ATOMIC
+ SELECT jsonb_object_agg(x.key, x.was) FILTER (WHERE (x.was IS NOT NULL)) AS jsonb_object_agg,
+     jsonb_object_agg(x.key, x.becomes) FILTER (WHERE (x.becomes IS NOT NULL)) AS jsonb_object_agg
+    FROM ( SELECT COALESCE(o.key, n.key) AS key,
+                 CASE
+                     WHEN (o.value = 'null'::jsonb) THEN o.value
+                     WHEN (COALESCE(o.key, n.key) ~ 'secret|headers'::text) THEN to_jsonb(postern.fingerprint((o.value #>> '{}'::text[])))
+                     WHEN (COALESCE(o.key, n.key) ~ 'url'::text) THEN to_jsonb(((postern.destination((o.value #>> '{}'::text[])) || ' '::text) || postern.fingerprint((o.value #>> '{}'::text[]))))
+                     ELSE o.value
+                 END AS was,
+                 CASE
+                     WHEN (n.value = 'null'::jsonb) THEN n.value
+                     WHEN (COALESCE(o.key, n.key) ~ 'secret|headers'::text) THEN to_jsonb(postern.fingerprint((n.value #>> '{}'::text[])))
+                     WHEN (COALESCE(o.key, n.key) ~ 'url'::text) THEN to_jsonb(((postern.destination((n.value #>> '{}'::text[])) || ' '::text) || postern.fingerprint((n.value #>> '{}'::text[]))))
+                     ELSE n.value
+                 END AS becomes
+            FROM (jsonb_each(difference.was) o(key, value)
+              FULL JOIN jsonb_each(difference.becomes) n(key, value) ON ((n.key = o.key)))
+           WHERE (COALESCE(o.value, 'null'::jsonb) <> COALESCE(n.value, 'null'::jsonb))) x;
+END;
+
+COMMENT ON FUNCTION postern.difference(was jsonb, becomes jsonb, OUT old jsonb, OUT new jsonb) IS 'The columns in which two versions of a row differ; of secrets, headers and URLs fingerprints.';
+
 CREATE FUNCTION postern.end_change() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   changes text;
+  total bigint;
   untouched text := nullif(current_setting('outbox.count_left', true), '');
 begin
-  select string_agg(current_setting('outbox.count_' || kind, true) || ' ' || kind, ', ' order by n) into changes
+  perform set_config('outbox.changing_message', '', true);
+  select string_agg(current_setting('outbox.count_' || kind, true) || ' ' || kind, ', ' order by n),
+         sum(current_setting('outbox.count_' || kind, true)::bigint)
+    into changes, total
     from unnest(array['replayed', 'released', 'held', 'cancelled', 'rescheduled', 'noted']) with ordinality as k (kind, n)
    where current_setting('outbox.count_' || kind, true) <> '';
   if changes is not null then
-    insert into postern.journal (subject, change) values ('message', changes);
+    insert into postern.journal (subject, change, rows, statement) values ('message', changes, total, postern.shown_statement());
   end if;
   if untouched is not null then
     raise notice '% left as they were: being sent, changed by somebody else, or nothing to change', untouched;
@@ -949,6 +1004,69 @@ $_$;
 
 COMMENT ON FUNCTION postern.hold(message_id text, destination text, reason text) IS 'Holds a pending message until it is released.';
 
+CREATE FUNCTION postern.journal_deleted_messages() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  insert into postern.journal (subject, change, rows, statement)
+  select 'message', count(*) || ' deleted', count(*), postern.shown_statement()
+    from gone
+  having count(*) > 0;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.journal_deleted_messages() IS 'Trigger: writes the journal entry of a statement that deleted messages.';
+
+CREATE FUNCTION postern.journal_direct_change() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  counts constant jsonb := nullif(current_setting('outbox.direct', true), '')::jsonb;
+begin
+  if counts is not null then
+    perform set_config('outbox.direct', '', true);
+    insert into postern.journal (subject, change, rows, statement)
+    select 'delivery', string_agg(c.value || ' ' || c.key, ', ' order by c.key), sum(c.value::bigint), postern.shown_statement()
+      from jsonb_each_text(counts) c;
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.journal_direct_change() IS 'Trigger: writes the journal entry of a statement on deliveries.';
+
+CREATE FUNCTION postern.journal_source() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  insert into postern.journal (subject, change, old, new)
+  select 'source ' || coalesce(new.name, old.name),
+         case tg_op when 'INSERT' then 'added' when 'DELETE' then 'removed'
+                    else 'changed: ' || coalesce((select string_agg(k, ', ' order by k) from jsonb_object_keys(d.old || d.new) k), 'nothing') end,
+         d.old, d.new
+    from postern.difference(case when tg_op <> 'INSERT' then to_jsonb(old) end, case when tg_op <> 'DELETE' then to_jsonb(new) end) d;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.journal_source() IS 'Trigger: keeps the journal of sources.';
+
+CREATE FUNCTION postern.journal_truncate() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  insert into postern.journal (subject, change, statement) values (tg_table_name, 'truncated', postern.shown_statement());
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.journal_truncate() IS 'Trigger: writes the journal entry of a truncate.';
+
 CREATE FUNCTION postern.next_turn() RETURNS timestamp with time zone
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -990,6 +1108,25 @@ end
 $$;
 
 COMMENT ON FUNCTION postern.note_death() IS 'Trigger: next_attempt_at of a dead delivery is when it died.';
+
+CREATE FUNCTION postern.note_direct_change() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  ours constant boolean := current_user = (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = tg_relid);
+  kind constant text := case tg_op when 'DELETE' then 'deleted' else to_jsonb(new) ->> 'status' end;
+begin
+  if ours and (coalesce(current_setting('outbox.changing_message', true), '') = 'on' or current_setting('application_name') like 'postern%') then
+    return new;
+  end if;
+  perform set_config('outbox.direct', (coalesce(nullif(current_setting('outbox.direct', true), ''), '{}')::jsonb
+    || jsonb_build_object(kind, coalesce((nullif(current_setting('outbox.direct', true), '')::jsonb ->> kind)::bigint, 0) + 1))::text, true);
+  return new;
+end
+$$;
+
+COMMENT ON FUNCTION postern.note_direct_change() IS 'Trigger: counts deliveries that somebody changes or deletes by hand.';
 
 CREATE FUNCTION postern.note_schedule() RETURNS trigger
     LANGUAGE plpgsql
@@ -1563,6 +1700,12 @@ END;
 
 COMMENT ON FUNCTION postern.sample_throughput() IS 'What was delivered within a minute, per destination, from 20,000 attempts at most.';
 
+CREATE FUNCTION postern.shown_statement() RETURNS text
+    LANGUAGE sql STABLE
+    RETURN CASE WHEN (current_query() !~* 'secret|whsec_|payload|headers|authorization|password|://'::text) THEN "left"(current_query(), 1000) ELSE NULL::text END;
+
+COMMENT ON FUNCTION postern.shown_statement() IS 'The client''s statement for the journal; null when it may hold a secret, a URL or a payload.';
+
 CREATE FUNCTION postern.subscribes(event_types text[], event_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (event_types && postern.patterns(event_type));
@@ -2089,10 +2232,36 @@ CREATE TABLE postern.journal (
     subject text NOT NULL,
     change text NOT NULL,
     reason text,
-    actor text DEFAULT SESSION_USER NOT NULL
+    actor text DEFAULT SESSION_USER NOT NULL,
+    role text DEFAULT COALESCE(NULLIF(current_setting('role'::text), 'none'::text), (SESSION_USER)::text) NOT NULL,
+    application text DEFAULT NULLIF(current_setting('application_name'::text), ''::text),
+    old jsonb,
+    new jsonb,
+    rows bigint,
+    statement text
 );
 
-COMMENT ON TABLE postern.journal IS 'Append-only: every transition of a breaker or endpoint and every act of an operator.';
+COMMENT ON TABLE postern.journal IS 'Append-only: every change of an endpoint, source or breaker and every act of an operator, by whatever path.';
+
+COMMENT ON COLUMN postern.journal.subject IS 'What was changed: ep_<id>, source <name>, a destination, or a kind such as message.';
+
+COMMENT ON COLUMN postern.journal.change IS 'What was done to it.';
+
+COMMENT ON COLUMN postern.journal.reason IS 'Why, as whoever did it said.';
+
+COMMENT ON COLUMN postern.journal.actor IS 'The role that the session logged in with.';
+
+COMMENT ON COLUMN postern.journal.role IS 'The role that it had taken by set role.';
+
+COMMENT ON COLUMN postern.journal.application IS 'What the session calls itself (application_name).';
+
+COMMENT ON COLUMN postern.journal.old IS 'The columns that changed, as they were. Of secrets, headers and URLs a fingerprint: the beginning of their SHA-256.';
+
+COMMENT ON COLUMN postern.journal.new IS 'The same columns, as they became.';
+
+COMMENT ON COLUMN postern.journal.rows IS 'How many rows a statement changed.';
+
+COMMENT ON COLUMN postern.journal.statement IS 'The statement, for its predicate. Null when its text may hold a secret, a URL or a payload.';
 
 ALTER TABLE postern.journal ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.journal_id_seq
@@ -2546,7 +2715,29 @@ CREATE TRIGGER end_lease BEFORE UPDATE OF status ON postern.delivery FOR EACH RO
 
 CREATE TRIGGER fan_out AFTER INSERT ON postern.outbox FOR EACH ROW EXECUTE FUNCTION postern.fan_out();
 
+CREATE TRIGGER journal_deleted_messages AFTER DELETE ON postern.outbox REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (postern.by_hand()) EXECUTE FUNCTION postern.journal_deleted_messages();
+
+CREATE TRIGGER journal_direct_change AFTER UPDATE OF status ON postern.delivery FOR EACH STATEMENT WHEN ((COALESCE(current_setting('outbox.direct'::text, true), ''::text) <> ''::text)) EXECUTE FUNCTION postern.journal_direct_change();
+
+CREATE TRIGGER journal_direct_delete AFTER DELETE ON postern.delivery FOR EACH STATEMENT EXECUTE FUNCTION postern.journal_direct_change();
+
+CREATE TRIGGER journal_source AFTER INSERT OR DELETE OR UPDATE ON postern.source FOR EACH ROW EXECUTE FUNCTION postern.journal_source();
+
+CREATE TRIGGER journal_truncate AFTER TRUNCATE ON postern.breaker FOR EACH STATEMENT EXECUTE FUNCTION postern.journal_truncate();
+
+CREATE TRIGGER journal_truncate AFTER TRUNCATE ON postern.delivery FOR EACH STATEMENT EXECUTE FUNCTION postern.journal_truncate();
+
+CREATE TRIGGER journal_truncate AFTER TRUNCATE ON postern.endpoint FOR EACH STATEMENT EXECUTE FUNCTION postern.journal_truncate();
+
+CREATE TRIGGER journal_truncate AFTER TRUNCATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.journal_truncate();
+
+CREATE TRIGGER journal_truncate AFTER TRUNCATE ON postern.source FOR EACH STATEMENT EXECUTE FUNCTION postern.journal_truncate();
+
 CREATE TRIGGER note_death BEFORE UPDATE OF status ON postern.delivery FOR EACH ROW WHEN ((((new.status)::text = 'dead'::text) AND ((old.status)::text <> 'dead'::text))) EXECUTE FUNCTION postern.note_death();
+
+CREATE TRIGGER note_direct_change BEFORE UPDATE OF status ON postern.delivery FOR EACH ROW WHEN ((((new.status)::text <> (old.status)::text) AND (((new.status)::text = ANY (ARRAY['held'::text, 'cancelled'::text])) OR ((old.status)::text <> 'pending'::text)))) EXECUTE FUNCTION postern.note_direct_change();
+
+CREATE TRIGGER note_direct_delete AFTER DELETE ON postern.delivery FOR EACH ROW WHEN ((old.claim_id IS NULL)) EXECUTE FUNCTION postern.note_direct_change();
 
 CREATE TRIGGER note_schedule BEFORE UPDATE OF next_attempt_at ON postern.delivery FOR EACH ROW WHEN ((((new.status)::text = 'pending'::text) AND (NOT new.scheduled) AND ((new.next_attempt_at)::timestamp with time zone > now()))) EXECUTE FUNCTION postern.note_schedule();
 
@@ -2576,6 +2767,8 @@ REVOKE ALL ON FUNCTION postern.begin_batch() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.begin_change() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.by_hand() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.change_delivery(was postern.message, wanted postern.message) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.change_message() FROM PUBLIC;
@@ -2589,6 +2782,10 @@ REVOKE ALL ON FUNCTION postern.complete_breaker() FROM PUBLIC;
 REVOKE ALL ON FUNCTION postern.complete_connection() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.complete_endpoint() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.fingerprint(value text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.difference(was jsonb, becomes jsonb, OUT old jsonb, OUT new jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.end_change() FROM PUBLIC;
 
@@ -2606,11 +2803,21 @@ REVOKE ALL ON FUNCTION postern.ramp_share(breaker postern.breaker, ramp interval
 
 REVOKE ALL ON FUNCTION postern.governed(endpoint postern.endpoint, breaker postern.breaker, ramp interval) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.journal_deleted_messages() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.journal_direct_change() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.journal_source() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.journal_truncate() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.next_turn() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.note_change(kind text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.note_death() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.note_direct_change() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.note_schedule() FROM PUBLIC;
 
@@ -2637,6 +2844,8 @@ REVOKE ALL ON FUNCTION postern.retain_messages(place bigint, before timestamp wi
 REVOKE ALL ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.sample_missed(newest integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.shown_statement() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.unreferenced(ids bigint[]) FROM PUBLIC;
 
