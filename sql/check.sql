@@ -58,11 +58,12 @@ missing as (
            when 'column' then exists (
              select from pg_catalog.pg_class c
               where c.relnamespace = s.oid and c.relname = split_part(n.name, '.', 1)
-                and not has_column_privilege(c.oid, split_part(n.name, '.', 2), p.privilege))
+                and case when c.relname = split_part(n.name, '.', 1) and c.relnamespace = s.oid
+                         then not has_column_privilege(c.oid, split_part(n.name, '.', 2), p.privilege) end)
            when 'sequence' then exists (
              select from pg_catalog.pg_class c
               where c.relnamespace = s.oid and c.relname = n.name
-                and not has_sequence_privilege(c.oid, p.privilege))
+                and case when c.relkind = 'S' then not has_sequence_privilege(c.oid, p.privilege) end)
            else exists (
              select from pg_catalog.pg_proc f
               where f.pronamespace = s.oid and f.proname = n.name

@@ -1,7 +1,9 @@
 package session
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -45,11 +47,11 @@ var every = Settings{
 // than one value is right. A role that may not change session_replication_role
 // fails, which is better than writing messages whose triggers do not fire.
 // Synchronous_commit = remote_apply is more than we need, and somebody's wish.
-var guarded = []struct{ name, to, unless string }{
-	{"synchronous_commit", "on", "in ('on', 'remote_apply')"},
-	{"session_replication_role", "origin", "= 'origin'"},
-	{"transaction_timeout", "0", "= '0'"},            // since 17
-	{"restrict_nonsystem_relation_kind", "", "= ''"}, // since 15.8
+var guarded = []struct{ name, to, also string }{
+	{"synchronous_commit", "on", "remote_apply"},
+	{"session_replication_role", "origin", ""},
+	{"transaction_timeout", "0", ""},             // since 17
+	{"restrict_nonsystem_relation_kind", "", ""}, // since 15.8
 }
 
 // with are the settings with more in addition, or in their place.
@@ -67,24 +69,30 @@ func (s Settings) Set(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // statement makes the settings, and what is guarded, for the transaction or the
-// session.
+// session: those that are not so already, which behind a pooler costs a third of
+// making them all.
 func (s Settings) statement(local bool) string {
-	until := ", false)"
-	if local {
-		until = ", true)"
+	var names, to, also, must []string
+	add := func(name, value, other, known string) {
+		names, to, also, must = append(names, name), append(to, element(value)), append(also, element(other)), append(must, known)
 	}
-	set := func(name, to string) string {
-		return "pg_catalog.set_config(" + literal(name) + ", " + literal(to) + until
-	}
-	calls := make([]string, 0, len(s)+len(guarded))
 	for _, name := range slices.Sorted(maps.Keys(s)) {
-		calls = append(calls, set(name, s[name]))
+		add(name, s[name], s[name], "t")
 	}
 	for _, g := range guarded {
-		calls = append(calls, "case when not pg_catalog.current_setting("+literal(g.name)+", true) "+g.unless+" then "+set(g.name, g.to)+" end")
+		add(g.name, g.to, cmp.Or(g.also, g.to), "f")
 	}
-	return "select " + strings.Join(calls, ",\n       ")
+	return fmt.Sprintf(`
+select pg_catalog.set_config(s.name, s.value, %t)
+  from rows from (pg_catalog.unnest(%s), pg_catalog.unnest(%s), pg_catalog.unnest(%s), pg_catalog.unnest('{%s}'::pg_catalog.bool[])) as s (name, value, also, must)
+ where coalesce(not pg_catalog.texteq(pg_catalog.current_setting(s.name, true), s.value)
+                and not pg_catalog.texteq(pg_catalog.current_setting(s.name, true), s.also), s.must)`,
+		local, texts(names), texts(to), texts(also), strings.Join(must, ","))
 }
 
-// literal is text as SQL.
-func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+// texts is an array of text as SQL, of elements without quotes and backslashes.
+func texts(elements []string) string {
+	return "'{" + strings.Join(elements, ",") + "}'::pg_catalog.text[]"
+}
+
+func element(text string) string { return `"` + text + `"` }
