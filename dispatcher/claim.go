@@ -18,6 +18,7 @@ const inlinePayload = 16 << 10
 // that this process owns until its lease runs out, with all that its request needs.
 type claimed struct {
 	ID            int64
+	Token         int64 // which delivery with this ID: numbers are handed out again
 	ClaimID       int64
 	OutboxID      int64
 	EndpointID    *int64

@@ -37,6 +37,7 @@ type ended struct {
 	unseated bool          // no slot came free for it
 	plain    bool          // for finish.sql: set where outcomes are recorded
 	known    time.Time     // when it became known
+	again    bool          // an earlier try may have recorded it
 }
 
 // deliver is the story of one claimed delivery.
@@ -207,7 +208,7 @@ func (d *Dispatcher) payload(ctx context.Context, c *claimed) ([]byte, error) {
 	if c.Payload != nil {
 		return c.Payload, nil
 	}
-	rows, err := session.Query(ctx, d.db, "body", pgx.StrictNamedArgs{"outbox_id": c.OutboxID}, pgx.RowTo[[]byte])
+	rows, err := session.Query(ctx, d.db, "body", pgx.StrictNamedArgs{"outbox_id": c.OutboxID, "message_id": *c.MessageID}, pgx.RowTo[[]byte])
 	if err != nil {
 		return nil, databaseError{err}
 	}

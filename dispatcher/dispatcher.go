@@ -81,7 +81,7 @@ type Dispatcher struct {
 	now  func() time.Time // for signatures alone
 	db   *session.DB
 	post *post.Transport // for targets without a connection of their own
-	id   int64           // of this start, never used twice
+	id   int64           // of this start, random
 
 	vitals       vitals // of the dealings with the database
 	connections  connections

@@ -25,6 +25,8 @@ type metrics struct {
 	deliveryTime prometheus.Histogram
 	dead         *prometheus.CounterVec // by reason
 	lost         prometheus.Counter
+	unmatched    prometheus.Counter
+	unrecordable prometheus.Counter
 
 	claimTime, recordTime prometheus.Histogram
 	claimRows, recordRows prometheus.Histogram
@@ -59,6 +61,8 @@ func newMetrics(version string) *metrics {
 	m.deliveryTime = m.histogram("delivery_seconds", "From when a message was written to the answer that delivered it, retries included.", longSeconds)
 	m.dead = m.counter("dead_letters_total", "Deliveries that this process made dead letters, by reason.", "reason")
 	m.lost = m.counter("lost_leases_total", "Outcomes that came after the lease had been lost: a sign of clocks, pauses or a lease too short.").WithLabelValues()
+	m.unmatched = m.counter("unmatched_outcomes_total", "Outcomes that were not written because the message they are about is not in the database: it was removed, or lost by a failover.").WithLabelValues()
+	m.unrecordable = m.counter("unrecordable_outcomes_total", "Outcomes that the database refused one by one; their deliveries wait out their leases and are sent again.").WithLabelValues()
 	m.claimTime = m.histogram("claim_seconds", "Time of a claim.", seconds)
 	m.recordTime = m.histogram("record_seconds", "Time of recording a batch of outcomes.", seconds)
 	m.claimRows = m.histogram("claim_rows", "Deliveries that a claim brought.", counts)

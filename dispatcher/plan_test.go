@@ -50,6 +50,9 @@ var histories = []struct{ name, sql string }{
 		vacuum analyze postern.delivery`},
 }
 
+// tokensLikeIDs gives every new delivery a token that a test can name.
+const tokensLikeIDs = `alter table postern.delivery alter column token set default currval('postern.delivery_id_seq')`
+
 // Every statement of the loop reads a few pages per row that it takes, whatever
 // the planner believes: the claim of ten never takes or locks more than ten.
 func TestPlansUnderHostileStatistics(t *testing.T) {
@@ -60,6 +63,7 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 			db := pgtest.DB(t)
 			conn := db.Connect()
 			defer func() { _ = conn.Close(context.Background()) }()
+			db.Exec(tokensLikeIDs)
 			for _, statement := range strings.Split(h.sql, ";") {
 				db.Exec(statement)
 			}
@@ -82,11 +86,11 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 					"dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 250, 10},
 				{"finish", finishArgs(newest, 10), 120, 0},
 				{"record", recordArgs(newest, 10), 150, 10},
-				{"sift", pgx.NamedArgs{"ids": []int64{newest - 3, newest - 2, newest - 1, newest}}, 100, 0},
+				{"sift", pgx.NamedArgs{"ids": []int64{newest - 3, newest - 2, newest - 1, newest}, "tokens": []int64{newest - 3, newest - 2, newest - 1, newest}}, 100, 0},
 				{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0), "again": []int64{1}}, 20, 1},
 				{"due", pgx.NamedArgs{"since": time.Now().Add(-time.Second), "after": int64(0), "ramp": time.Minute}, 20, 1},
 				{"sweep", pgx.NamedArgs{"after": newest - 1000, "width": int64(1000), "ramp": time.Minute}, 300, 20},
-				{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20, 1},
+				{"body", pgx.NamedArgs{"outbox_id": int64(1), "message_id": "m1"}, 20, 1},
 			} {
 				for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 					pages, rows := explain(t, conn, c.verb, mode, c.args)
@@ -108,10 +112,10 @@ func recordArgs(newest int64, n int) pgx.NamedArgs {
 		verdicts[i] = []string{"delivered", "retry"}[i%2]
 		sent[i] = true
 	}
-	for _, name := range []string{"delivery_ids", "claim_ids", "outbox_ids", "endpoint_generations"} {
+	for _, name := range []string{"delivery_ids", "tokens", "claim_ids", "outbox_ids", "endpoint_generations"} {
 		args[name] = ids
 	}
-	for _, name := range []string{"destinations", "classes", "errors", "responses", "reasons"} {
+	for _, name := range []string{"message_ids", "destinations", "classes", "errors", "responses", "reasons"} {
 		args[name] = texts
 	}
 	for _, name := range []string{"ages_ms", "durations_ms", "delays_ms"} {
@@ -123,7 +127,7 @@ func recordArgs(newest int64, n int) pgx.NamedArgs {
 
 func finishArgs(newest int64, n int) pgx.NamedArgs {
 	args := recordArgs(newest, n)
-	for _, name := range []string{"outcomes", "sent", "classes", "errors", "reasons", "delays_ms", "endpoint_generations", "disable_after"} {
+	for _, name := range []string{"message_ids", "outcomes", "sent", "classes", "errors", "reasons", "delays_ms", "endpoint_generations", "disable_after", "again"} {
 		delete(args, name)
 	}
 	return args
@@ -214,7 +218,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 			"ramp": time.Hour, "dispatcher": int64(1), "timeout": time.Second, "margin": time.Second, "inline": 100}, 300},
 		{"finish", finishArgs(n, 10), 150},
 		{"record", recordArgs(n, 10), 200},
-		{"sift", pgx.NamedArgs{"ids": []int64{n - 3, n - 2, n - 1, n}}, 100},
+		{"sift", pgx.NamedArgs{"ids": []int64{n - 3, n - 2, n - 1, n}, "tokens": []int64{n - 3, n - 2, n - 1, n}}, 100},
 		{"probe", pgx.NamedArgs{
 			"destinations": []string{"https://b7"}, "quota": 1, "dispatcher": int64(1),
 			"timeout": time.Second, "margin": time.Second, "inline": 100}, 400},
@@ -229,9 +233,10 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		{"tidy", pgx.NamedArgs{"forget": time.Duration(0)}, 25_000},
 		{"cancel_orphans", pgx.NamedArgs{"destination": "ep_7"}, 20},
 		{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0), "again": []int64{1}}, 20},
-		{"body", pgx.NamedArgs{"outbox_id": int64(1)}, 20},
+		{"body", pgx.NamedArgs{"outbox_id": int64(1), "message_id": "m1"}, 20},
 	}
 	run := make([]func() (pages, rows int), len(cases))
+	db.Exec(tokensLikeIDs)
 	for i, c := range cases {
 		run[i] = prepareAndRun(t, conn, c.verb, c.args)
 	}

@@ -145,25 +145,34 @@ func plainFirst(batch []ended) (n int) {
 // row that cannot be stored does not hold up the others; neither does one that
 // somebody has locked. Meanwhile this process claims nothing: after an outage it
 // would claim again, and send again, what it is about to record.
+//
+// A unique violation may be an earlier try of ours that is still under way. When it
+// comes again, two rows of the batch may have one key, and it is split too.
 func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 	// Rows are locked in one order by every recorder.
 	slices.SortFunc(batch, func(a, b ended) int { return cmp.Compare(a.c.ID, b.c.ID) })
 	behind := false
 	for try := 1; len(batch) > 0; try++ {
-		err := d.writeOnce(ctx, batch, try > 1)
+		gone, err := d.writeOnce(ctx, batch)
 		if err == nil {
+			if len(gone) > 0 {
+				batch = slices.DeleteFunc(batch, func(e ended) bool { return slices.ContainsFunc(gone, func(g ended) bool { return g.c == e.c }) })
+			}
 			d.recorded(batch)
+			d.write(ctx, gone)
 			return
 		}
-		if refused(err) {
+		violated := session.SQLState(err) == session.UniqueViolation
+		if refused(err) || violated && batch[0].again {
 			if len(batch) > 1 {
 				d.write(ctx, batch[:len(batch)/2])
 				d.write(ctx, batch[len(batch)/2:])
 				return
 			}
 			if try >= 5 {
-				d.log.Error().Err(err).Int64("delivery", batch[0].c.ID).Str("destination", batch[0].c.Destination).
-					Msg("outcome cannot be recorded; the delivery waits out its lease")
+				d.metrics.unrecordable.Inc()
+				d.log.Error().Err(err).Int64("delivery", batch[0].c.ID).Str("message_id", deref(batch[0].c.MessageID)).
+					Str("destination", batch[0].c.Destination).Msg("outcome cannot be recorded; the delivery waits out its lease")
 				return
 			}
 		}
@@ -177,6 +186,10 @@ func (d *Dispatcher) write(ctx context.Context, batch []ended) {
 				batch = free
 				continue
 			}
+		}
+		for i := range batch {
+			batch[i].again = true
+			batch[i].plain = batch[i].plain && !violated // finish.sql does not look whether it is logged
 		}
 		d.log.Error().Err(err).Int("outcomes", len(batch)).Msg("recording failed; trying again")
 		if !behind && !refused(err) {
@@ -251,11 +264,11 @@ func (d *Dispatcher) writeLater(ctx context.Context, locked []ended) {
 // sift tells outcomes whose deliveries are free, or gone, from those whose
 // deliveries somebody else has locked.
 func (d *Dispatcher) sift(ctx context.Context, batch []ended) (free, locked []ended, err error) {
-	ids := make([]int64, len(batch))
+	ids, tokens := make([]int64, len(batch)), make([]int64, len(batch))
 	for i := range batch {
-		ids[i] = batch[i].c.ID
+		ids[i], tokens[i] = batch[i].c.ID, batch[i].c.Token
 	}
-	held, err := session.Query(ctx, d.db, "sift", pgx.StrictNamedArgs{"ids": ids}, pgx.RowTo[int64])
+	held, err := session.Query(ctx, d.db, "sift", pgx.StrictNamedArgs{"ids": ids, "tokens": tokens}, pgx.RowTo[int64])
 	if err != nil {
 		return nil, nil, err
 	}
@@ -282,36 +295,68 @@ func refused(err error) bool {
 	return code != "" && code != session.ReadOnly && code != session.UniqueViolation && !session.Passes(err)
 }
 
-// writeOnce tries to record a batch. Again says that an earlier try may have
-// written it, although its end was never heard of.
-func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended, again bool) (err error) {
+// writeOnce tries to record a batch. It returns those of plain outcomes whose
+// deliveries are gone: they are to be recorded too, as outcomes of which nothing
+// is certain.
+func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) (gone []ended, err error) {
 	var rows []recordedRow
 	started := time.Now()
 	timer := time.AfterFunc(d.cfg.LeaseMargin/4, func() { hint(d.lagging) })
 	defer timer.Stop()
 	if batch[0].plain {
-		_, err = session.Query(ctx, d.db, "finish", d.attempts(batch, again), pgx.RowTo[int64])
+		gone, err = d.finish(ctx, batch)
 	} else {
-		rows, err = session.Query(ctx, d.db, "record", d.outcomesOf(batch, again), pgx.RowToStructByName[recordedRow])
+		rows, err = session.Query(ctx, d.db, "record", d.outcomesOf(batch), pgx.RowToStructByName[recordedRow])
 	}
 	if err != nil {
 		d.metrics.failed("record")
-		return err
+		return nil, err
 	}
 	for _, row := range rows {
 		if row.EndpointID != nil {
 			d.endpointDisabled(*row.EndpointID, deref(row.Disabled))
 		}
 	}
-	d.metrics.recorded(len(batch), notOurs(batch, rows), time.Since(started))
-	return nil
+	d.sayUnmatched(batch, rows)
+	d.metrics.recorded(len(batch)-len(gone), notOurs(batch, rows), time.Since(started))
+	return gone, nil
+}
+
+// finish records successes, and returns those whose deliveries are gone.
+func (d *Dispatcher) finish(ctx context.Context, batch []ended) (gone []ended, err error) {
+	missing, err := session.Query(ctx, d.db, "finish", d.attempts(batch), pgx.RowTo[int64])
+	if err != nil || len(missing) == 0 {
+		return nil, err
+	}
+	for _, e := range batch {
+		if slices.Contains(missing, e.c.Token) {
+			e.plain, e.again = false, true
+			gone = append(gone, e)
+		}
+	}
+	return gone, nil
+}
+
+// sayUnmatched names outcomes of messages that this database does not have.
+func (d *Dispatcher) sayUnmatched(batch []ended, rows []recordedRow) {
+	for i := range batch {
+		c := batch[i].c
+		if !slices.ContainsFunc(rows, func(row recordedRow) bool { return row.Unmatched && *row.ClaimID == c.ClaimID }) {
+			continue
+		}
+		d.metrics.unmatched.Inc()
+		d.log.Warn().Str("outcome", batch[i].verdict.String()).Str("message_id", deref(c.MessageID)).
+			Str("destination", c.Destination).Int64("delivery", c.ID).Int("status", batch[i].resp.Status).
+			Msg("outcome of a message that is not in this database: it was removed, or lost by a failover; nothing is written")
+	}
 }
 
 // attempts are the arguments of finish.sql: what the log says of each request.
-func (d *Dispatcher) attempts(batch []ended, again bool) pgx.StrictNamedArgs {
+func (d *Dispatcher) attempts(batch []ended) pgx.StrictNamedArgs {
 	n := len(batch)
 	var (
 		deliveries, claims, outboxes = make([]int64, n), make([]int64, n), make([]int64, n)
+		tokens                       = make([]int64, n)
 		destinations, responses      = make([]string, n), make([]*string, n)
 		numbers                      = make([]int32, n)
 		codes, statuses              = make([]int16, n), make([]*int16, n)
@@ -320,6 +365,7 @@ func (d *Dispatcher) attempts(batch []ended, again bool) pgx.StrictNamedArgs {
 	for i := range batch {
 		o := &batch[i]
 		deliveries[i], claims[i], outboxes[i] = o.c.ID, o.c.ClaimID, o.c.OutboxID
+		tokens[i] = o.c.Token
 		destinations[i], responses[i] = o.c.Destination, text(&o.resp.Snippet)
 		numbers[i] = int32(o.c.Attempts)
 		if o.resp.Status != 0 {
@@ -330,30 +376,31 @@ func (d *Dispatcher) attempts(batch []ended, again bool) pgx.StrictNamedArgs {
 		durations[i] = float32(millis(o.resp.Duration))
 	}
 	return pgx.StrictNamedArgs{
-		"delivery_ids": deliveries, "claim_ids": claims, "outbox_ids": outboxes,
+		"delivery_ids": deliveries, "tokens": tokens, "claim_ids": claims, "outbox_ids": outboxes,
 		"destinations": destinations, "responses": responses, "numbers": numbers, "statuses": statuses,
-		"ages_ms": ages, "durations_ms": durations, "again": again, "dispatcher": d.id,
+		"ages_ms": ages, "durations_ms": durations, "dispatcher": d.id,
 	}
 }
 
 // outcomesOf are the arguments of record.sql: the attempts, and what becomes of
 // the deliveries.
-func (d *Dispatcher) outcomesOf(batch []ended, again bool) pgx.StrictNamedArgs {
+func (d *Dispatcher) outcomesOf(batch []ended) pgx.StrictNamedArgs {
 	n := len(batch)
 	var (
+		messages               = make([]*string, n)
 		verdicts, sent         = make([]string, n), make([]bool, n)
 		classes, errs, reasons = make([]*string, n), make([]*string, n), make([]*string, n)
 		delays, generations    = make([]float64, n), make([]*int64, n)
 	)
 	for i := range batch {
 		o := &batch[i]
-		verdicts[i], sent[i] = o.verdict.String(), o.sent
+		messages[i], verdicts[i], sent[i] = o.c.MessageID, o.verdict.String(), o.sent
 		classes[i], errs[i], reasons[i] = text((*string)(&o.resp.Class)), text(&o.resp.Error), text(&o.reason)
 		delays[i], generations[i] = millis(o.delay), o.c.EndpointGeneration
 	}
-	args := d.attempts(batch, again)
+	args := d.attempts(batch)
 	maps.Copy(args, pgx.StrictNamedArgs{
-		"outcomes": verdicts, "sent": sent, "classes": classes, "errors": errs, "reasons": reasons,
+		"message_ids": messages, "again": slices.ContainsFunc(batch, func(e ended) bool { return e.again }), "outcomes": verdicts, "sent": sent, "classes": classes, "errors": errs, "reasons": reasons,
 		"delays_ms": delays, "endpoint_generations": generations, "disable_after": interval(d.cfg.DisableAfter),
 	})
 	return args
@@ -363,18 +410,20 @@ func (d *Dispatcher) outcomesOf(batch []ended, again bool) pgx.StrictNamedArgs {
 // been taken over or somebody had changed the delivery by hand.
 func notOurs(batch []ended, rows []recordedRow) (n int) {
 	for i := range batch {
-		ours := func(row recordedRow) bool { return row.DeliveryID != nil && *row.DeliveryID == batch[i].c.ID }
-		if batch[i].verdict != verdictDelivered && !slices.ContainsFunc(rows, ours) {
+		named := func(row recordedRow) bool { return row.ClaimID != nil && *row.ClaimID == batch[i].c.ClaimID }
+		if batch[i].verdict != verdictDelivered && !slices.ContainsFunc(rows, named) {
 			n++
 		}
 	}
 	return n
 }
 
-// recordedRow is one row of record.sql: a delivery that was not delivered and
-// was still ours, or an endpoint that was disabled.
+// recordedRow is one row of record.sql: the claim of a delivery that was not
+// delivered and was still ours, or of one that is not known here; or an endpoint
+// that was disabled.
 type recordedRow struct {
-	DeliveryID *int64
+	ClaimID    *int64
+	Unmatched  bool
 	EndpointID *int64
 	Disabled   *string
 }

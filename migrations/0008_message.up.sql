@@ -65,7 +65,7 @@ select d.outbox_id,
        o.created_at,
        d.id as delivery_id
   from postern.delivery d
-  left join postern.outbox o on o.id = d.outbox_id
+  left join postern.outbox o on o.id = d.outbox_id and coalesce(hashtextextended(o.message_id, 0) = d.message_hash, true)
   left join postern.endpoint e on e.id = d.endpoint_id
   left join postern.breaker b on b.destination = d.destination
  union all
@@ -81,7 +81,7 @@ select a.outbox_id, o.message_id, o.tenant, o.event_type, a.destination,
    and not exists (
          select from postern.attempt later
           where later.outbox_id = a.outbox_id and later.destination = a.destination
-            and later.outcome = 'delivered' and later.claim_id > a.claim_id)
+            and later.outcome = 'delivered' and (later.started_at, later.claim_id) > (a.started_at, a.claim_id))
  union all
 select o.id, o.message_id, o.tenant, o.event_type, null,
        'no endpoint',
@@ -160,7 +160,7 @@ declare
   fresh bigint;
 begin
   update postern.delivery d
-     set id = default, status = 'pending', reason = null, attempts = 0, next_attempt_at = at,
+     set id = default, token = default, status = 'pending', reason = null, attempts = 0, next_attempt_at = at,
          last_status = null, last_error = null
    where d.outbox_id = wanted.outbox_id
      and d.destination = wanted.destination
@@ -180,12 +180,12 @@ as $$
 declare
   fresh bigint;
 begin
-  perform from postern.outbox o where o.id = wanted.outbox_id for no key update;
+  perform from postern.outbox o where o.id = wanted.outbox_id and o.message_id = wanted.message_id for no key update;
   if not found then
     return null;
   end if;
-  insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
-  select wanted.outbox_id, wanted.destination,
+  insert into postern.delivery (outbox_id, destination, message_hash, endpoint_id, next_attempt_at, scheduled)
+  select wanted.outbox_id, wanted.destination, hashtextextended(wanted.message_id, 0),
          case when wanted.destination ~ '^ep_[0-9]{1,18}$' then substr(wanted.destination, 4)::bigint end, at, at > now()
    where not exists (
            select from postern.delivery d
@@ -193,7 +193,12 @@ begin
      and not exists (
            select from postern.attempt a
             where a.outbox_id = wanted.outbox_id and a.destination = wanted.destination
-              and a.outcome = 'delivered' and a.delivery_id > wanted.delivery_id)
+              and a.outcome = 'delivered'
+              and a.started_at > (
+                    select max(b.started_at)
+                      from postern.attempt b
+                     where b.outbox_id = wanted.outbox_id and b.destination = wanted.destination
+                       and b.outcome = 'delivered' and b.delivery_id = wanted.delivery_id))
   returning id into fresh;
   return fresh;
 end
@@ -207,8 +212,8 @@ declare
 begin
   perform from postern.outbox o where o.id = wanted.outbox_id for no key update;
   with written as (
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
-    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), e.id, at, at > now()
+    insert into postern.delivery (outbox_id, destination, message_hash, endpoint_id, next_attempt_at, scheduled)
+    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), hashtextextended(o.message_id, 0), e.id, at, at > now()
       from postern.outbox o
       left join postern.endpoint e
         on o.target_url is null and e.tenant = o.tenant and e.status <> 'deleted'

@@ -41,24 +41,24 @@ begin
   select count(*), max(o.id) into looked, last_id
     from (select k.id from postern.outbox k where k.id > after order by k.id limit batch) o;
   with missed as materialized (
-    select o.id, o.tenant, o.event_type, o.target_url, o.created_at, greatest(now(), o.deliver_after) as due
+    select o.id, o.message_id, o.tenant, o.event_type, o.target_url, o.created_at, greatest(now(), o.deliver_after) as due
       from postern.outbox o
      where o.id > after and o.id <= last_id
        and not exists (select from postern.delivery d where d.outbox_id = o.id offset 0)
        and not exists (select from postern.attempt a where a.outbox_id = o.id offset 0)
   ),
   written as (
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
-    select m.id, postern.destination(m.target_url), null, m.due
+    insert into postern.delivery (outbox_id, destination, endpoint_id, message_hash, next_attempt_at)
+    select m.id, postern.destination(m.target_url), null, hashtextextended(m.message_id, 0), m.due
       from missed m
      where m.target_url is not null
      union all
-    select m.id, 'ep_' || e.id, e.id, m.due
+    select m.id, 'ep_' || e.id, e.id, hashtextextended(m.message_id, 0), m.due
       from missed m
       join postern.endpoint e on e.tenant = m.tenant and e.status <> 'deleted' and e.created_at <= m.created_at
                              and e.event_types && postern.patterns(m.event_type)
      where m.target_url is null
-        on conflict do nothing
+        on conflict (outbox_id, destination) do nothing
     returning outbox_id
   )
   select count(distinct w.outbox_id) into mended from written w;

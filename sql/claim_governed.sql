@@ -64,12 +64,12 @@ due as materialized (
 ),
 claimed as (
   update postern.delivery d
-     set claim_id     = nextval('postern.claim_id'),
+     set claim_id     = postern.random_id(),
          claimed_by   = @dispatcher,
          leased_until = now() + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval) + @margin::interval,
          attempts     = least(d.attempts, 1000000) + 1
    where d.ctid = any (array(select due.place from due))
-  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts
+  returning d.id, d.token, d.message_hash, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts
 ),
 charged as (
   insert into postern.tally (destination, version, leases, epoch, since, gathered_at, tokens, refilled_at)
@@ -84,6 +84,7 @@ outdated as (
    where c.ctid = any (array(select a.place from allowance a where a.destination in (select destination from claimed)))
 )
 select c.id,
+       c.token,
        c.claim_id,
        c.outbox_id,
        c.endpoint_id,
@@ -127,5 +128,6 @@ select c.id,
        and octet_length(o.content_type) <= 255
        and case when pg_column_size(o.headers) <= 32768 then octet_length(o.headers::text) <= 16384 else o.headers is null end
        and coalesce(octet_length(o.target_url) <= 8192, true)
+       and coalesce(hashtextextended(o.message_id, 0) = c.message_hash, true)
     offset 0) o on true
   left join lateral (select * from postern.endpoint e where e.id = c.endpoint_id offset 0) e on true

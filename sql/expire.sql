@@ -4,7 +4,8 @@ wait: one whose door is shut is not claimed, and would otherwise never be told.
 A delivery that is being sent is left to its attempt, and one that somebody has
 locked to whoever has. Such messages are told, so that they are looked at @again:
 an attempt may take longer than any look back, and leave behind a delivery that
-nobody claims.
+nobody claims. Whether they have expired is asked once more: another message may
+have got the number since.
 
 @since and @after are the moment and the message up to which this was done.
 Returns those up to which it is done now, whether more is waiting, how many
@@ -22,7 +23,10 @@ with expired as materialized (
 due as materialized (
   select d.id, d.outbox_id
     from postern.delivery d
-   where d.outbox_id = any (array(select id from expired union select unnest(@again::bigint[])))
+   where d.outbox_id = any (array(
+           select id from expired
+            union
+           select o.id from postern.outbox o where o.id = any (@again::bigint[]) and o.expires_at <= now()))
      and d.status is not distinct from 'pending' -- as `=` it would invite a walk along the index of what is pending
 ),
 waiting as materialized (

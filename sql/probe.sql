@@ -88,14 +88,14 @@ due as materialized (
 ),
 claimed as (
   update postern.delivery d
-     set claim_id     = nextval('postern.claim_id'),
+     set claim_id     = postern.random_id(),
          claimed_by   = @dispatcher,
          leased_until = now() + @margin::interval
                         + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval)
                         / (select due.patience from due where due.id = d.id),
          attempts     = least(d.attempts, 1000000) + 1
    where d.id = any (array(select due.id from due))
-  returning d.id, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.leased_until
+  returning d.id, d.token, d.message_hash, d.claim_id, d.outbox_id, d.endpoint_id, d.destination, d.next_attempt_at, d.attempts, d.leased_until
 ),
 charged as (
   insert into postern.tally (destination, version, leases, epoch, since, gathered_at, tokens, refilled_at)
@@ -120,6 +120,7 @@ leased as (
   returning b.destination, b.generation
 )
 select c.id,
+       c.token,
        c.claim_id,
        c.outbox_id,
        c.endpoint_id,
@@ -165,5 +166,6 @@ select c.id,
        and octet_length(o.content_type) <= 255
        and case when pg_column_size(o.headers) <= 32768 then octet_length(o.headers::text) <= 16384 else o.headers is null end
        and coalesce(octet_length(o.target_url) <= 8192, true)
+       and coalesce(hashtextextended(o.message_id, 0) = c.message_hash, true)
     offset 0) o on true
   left join lateral (select * from postern.endpoint e where e.id = c.endpoint_id offset 0) e on true

@@ -5,21 +5,27 @@ and each delivery is deleted, rescheduled, released or made dead. Where all that
 is to be said is that they succeeded, finish.sql says it.
 
 A success finishes its delivery whoever owns it by now: the receiver has the
-message. Everything else changes only a delivery that this claim still owns. Its
-number alone would not say so: a claim does not wait for the disk, and a server
-that crashes gives out the numbers of those that it lost once more.
+message. Everything else changes only a delivery that this claim still owns.
 
-An outcome may be written @again after a try whose end nobody knows: what that
-one has written stays as it is. While it is still under way, or where the second
-try did not say so, this fails with a unique violation (23505) and is tried
-again. (`on conflict` would cost every row a second WAL record.)
+Numbers are handed out again by a sequence that was set back, and by a standby
+that was promoted although it lagged. So every outcome is for the delivery that
+has its token, which is random and as old as the row, and for no other that has
+got its number since. One whose delivery is not there any more, because it was
+finished or taken over, is logged all the same while its message is there, which
+message_id tells. Otherwise it is `unmatched`: this database does not know what it
+is about, and nothing is written.
+
+An outcome may come @again, after a try whose end nobody knows or that found it
+written: what is written stays as it is. While it is still under way this fails with a
+unique violation (23505) and is tried again. (`on conflict` would cost every row
+a second WAL record.)
 
 As in claim.sql, nothing is joined that could be walked through as a whole
 instead of looked up.
 
 Rows come in order of delivery id and are locked in that order. Of those that
 were not delivered it returns the ones that were still ours; one that is missing
-had been taken over, cancelled or deleted. Other rows tell endpoints that were
+had been taken over, cancelled or deleted. Others are unmatched. Other rows tell endpoints that were
 disabled: by a 410 to a request of the generation that the endpoint still has,
 or because there was nothing but failures for @disable_after (null: never), at
 least five of them, each a tenth of that time after the one counted before: time
@@ -39,30 +45,19 @@ receiver may still be at work, so the delivery waits out its lease.
 with outcome as materialized (
   select *
     from unnest(
-           @delivery_ids::bigint[], @claim_ids::bigint[], @outbox_ids::bigint[],
+           @delivery_ids::bigint[], @tokens::bigint[], @claim_ids::bigint[], @outbox_ids::bigint[], @message_ids::text[],
            @destinations::text[], @outcomes::text[], @sent::boolean[],
            @numbers::integer[], @ages_ms::double precision[], @durations_ms::real[],
            @statuses::smallint[], @classes::text[], @errors::text[], @responses::text[],
            @reasons::text[], @delays_ms::double precision[], @endpoint_generations::bigint[])
-         as o (delivery_id, claim_id, outbox_id, destination, outcome, sent,
+         as o (delivery_id, token, claim_id, outbox_id, message_id, destination, outcome, sent,
                number, age_ms, duration_ms, status, class, error, response, reason, delay_ms, endpoint_generation)
-),
-logged as (
-  insert into postern.attempt
-         (claim_id, delivery_id, outbox_id, started_at, dispatcher, number, duration_ms,
-          status, outcome, destination, class, error, response)
-  select claim_id, delivery_id, outbox_id, now() - age_ms * interval '1 ms', @dispatcher, number, duration_ms,
-         status, outcome, destination, class, error, response
-    from outcome o
-   where sent
-     and (not @again::boolean
-          or (select a.claim_id
-                from postern.attempt a
-               where a.outbox_id = o.outbox_id and a.claim_id = o.claim_id) is null)
 ),
 delivered as (
   delete from postern.delivery d
    where d.id = any (array(select delivery_id from outcome where outcome = 'delivered'))
+     and d.token = any (array(select token from outcome where outcome = 'delivered'))
+  returning d.token
 ),
 changed as (
   update postern.delivery d
@@ -85,18 +80,47 @@ changed as (
     from outcome o
    where o.outcome <> 'delivered'
      and d.id = o.delivery_id
+     and d.token = o.token
      and d.claim_id = o.claim_id
      and d.claimed_by = @dispatcher
      and d.id = any (array(select delivery_id from outcome where outcome <> 'delivered'))
-  returning d.id
+  returning o.claim_id
+),
+known as materialized (
+  select o.*, its.ours, its.ours or coalesce(its.message_id = o.message_id, false) as matched
+    from outcome o
+   cross join lateral (
+     select mine.ours,
+            case when not mine.ours then (select m.message_id from postern.outbox m where m.id = o.outbox_id) end as message_id
+       from (
+         select case o.outcome
+                  when 'delivered' then o.token = any (array(select delivered.token from delivered))
+                  else o.claim_id = any (array(select changed.claim_id from changed))
+                end as ours) mine
+   ) its
+),
+logged as (
+  insert into postern.attempt
+         (claim_id, delivery_id, outbox_id, started_at, dispatcher, number, duration_ms,
+          status, outcome, destination, class, error, response)
+  select claim_id, delivery_id, outbox_id, now() - age_ms * interval '1 ms', @dispatcher, number, duration_ms,
+         status, outcome, destination, class, error, response
+    from known k
+   where sent
+     and matched
+     and ((ours and not @again::boolean)
+          or (select a.claim_id
+                from postern.attempt a
+               where a.outbox_id = k.outbox_id and a.claim_id = k.claim_id) is null)
 ),
 heard as materialized (
   select postern.endpoint_of(destination) as endpoint_id,
          bool_or(outcome = 'delivered') as delivered,
          bool_or(outcome <> 'delivered' and (status is not null or class in ('dns', 'connect', 'tls', 'timeout', 'eof', 'protocol'))) as failed,
          max(endpoint_generation) filter (where status = 410) as gone
-    from outcome
+    from known
    where endpoint_generation is not null
+     and matched
    group by destination
 ),
 judged as materialized (
@@ -140,6 +164,8 @@ disabled as (
      and e.id = any (array(select judged.id from judged))
   returning e.id, j.disable
 )
-select id as delivery_id, null::bigint as endpoint_id, null as disabled from changed
+select claim_id, false as unmatched, null::bigint as endpoint_id, null as disabled from changed
  union all
-select null, id, disable from disabled where disable is not null
+select claim_id, true, null, null from known where not matched
+ union all
+select null, false, id, disable from disabled where disable is not null

@@ -41,4 +41,4 @@ select json_build_object(
        (select coalesce(json_agg(json_build_object(
                  'id', d.id, 'host', d.host, 'state', d.state, 'in_flight', d.in_flight, 'slots', d.slots,
                  'heartbeat_seconds', round(extract(epoch from d.heartbeat_age)), 'version', d.version)), '[]')
-          from (select * from postern.dispatcher_status s order by s.state = 'stopped', s.id desc limit 20) d) as dispatchers
+          from (select * from postern.dispatcher_status s order by s.state = 'stopped', s.started_at desc limit 20) d) as dispatchers

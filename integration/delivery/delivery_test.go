@@ -157,7 +157,7 @@ func TestFailureIsRetriedUntilAttemptsAreUsedUp(t *testing.T) {
 		Status   int
 		Response string
 	}
-	log := pgtest.Rows[attempt](t, db, `select number, status, response from postern.attempt order by claim_id`)
+	log := pgtest.Rows[attempt](t, db, `select number, status, response from postern.attempt order by started_at`)
 	if len(log) != 4 || log[3].Number != 4 || log[0].Response != "out of\uFFFD order \uFFFD" {
 		t.Errorf("attempts %+v", log)
 	}

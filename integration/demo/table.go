@@ -233,7 +233,7 @@ var queries = []struct{ why, sql string }{
 	{"every request for one of them", `select number, started_at, outcome, status, class, duration_ms
   from postern.attempt where outbox_id = (
     select outbox_id from postern.attempt order by number desc limit 1)
- order by claim_id`},
+ order by started_at`},
 }
 
 // suggest says what to look at and how to get there.

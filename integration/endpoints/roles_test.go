@@ -138,7 +138,6 @@ func testRoles(t *testing.T, db *pgtest.Database) {
 			`insert into postern.outbox (event_type, payload, source, event_id) values ('x', '{}', 'github', 'e')`,
 			`select id_secret from postern.source`,
 			`insert into postern.delivery (outbox_id, destination) values (1, 'https://x')`,
-			`select nextval('postern.claim_id')`,
 			`select setval('postern.wake_after', 9e18::bigint)`,
 			`select postern.add_endpoint('https://x.example')`,
 			`select postern.rotate_secret(1)`,
@@ -334,7 +333,7 @@ func testStartSaysWhatIsMissing(t *testing.T, db *pgtest.Database) {
 		[]string{"role nobody may not use schema postern", "sql/admin/roles.sql"})
 	saysWhatIsMissing(t, db, "no privileges", as(t, db, "halfway"), []string{
 		"role halfway", "update, delete on postern.delivery", "select on postern.endpoint",
-		"usage on sequence postern.claim_id", "execute on function postern.passes"})
+		"select, update on sequence postern.wake_after", "execute on function postern.passes"})
 	for _, c := range []struct {
 		name, prepare string
 		words         []string

@@ -46,7 +46,7 @@ with gone as (
   returning d.id, d.outbox_id, d.destination
 )
 insert into postern.attempt (claim_id, delivery_id, outbox_id, started_at, number, duration_ms, status, outcome, destination)
-select nextval('postern.claim_id'), id, outbox_id, now(), 1, 5, 200, 'delivered', destination from gone`, ids)
+select postern.random_id(), id, outbox_id, now(), 1, 5, 200, 'delivered', destination from gone`, ids)
 		return
 	}
 	db.Exec(`
@@ -90,7 +90,7 @@ func TestTransitions(t *testing.T) {
 			case "held", "dead", "cancelled", "delivered":
 				settle(t, db, []string{id}, from)
 			case "in flight":
-				db.Exec(`update postern.delivery d set claim_id = nextval('postern.claim_id'), claimed_by = 1, attempts = 1, leased_until = now() + interval '1 minute'
+				db.Exec(`update postern.delivery d set claim_id = postern.random_id(), claimed_by = 1, attempts = 1, leased_until = now() + interval '1 minute'
 				           from postern.outbox o where o.id = d.outbox_id and o.message_id = $1`, id)
 			}
 			before := fateOf(t, db, id)

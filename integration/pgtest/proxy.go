@@ -19,12 +19,12 @@ import (
 type TCPProxy struct {
 	URL string // the database's, through the proxy
 
-	t      testing.TB
-	target string
-	addr   string
-	busy   sync.WaitGroup
+	t    testing.TB
+	addr string
+	busy sync.WaitGroup
 
 	mu       sync.Mutex
+	target   string
 	listener net.Listener // nil while refusing
 	links    []*Link      // the open ones, in the order in which they came
 	held     Direction    // for links to come
@@ -94,8 +94,9 @@ func (p *TCPProxy) accept(l net.Listener) {
 		}
 		p.mu.Lock()
 		p.tried++
+		target := p.target
 		p.mu.Unlock()
-		server, err := net.Dial("tcp", p.target)
+		server, err := net.Dial("tcp", target)
 		if err != nil {
 			_ = client.Close() // the server is down, and this is what it looks like
 			continue
@@ -293,6 +294,18 @@ func (p *TCPProxy) Refuse() {
 	}
 	p.mu.Unlock()
 	p.Cut()
+}
+
+// MoveTo sends new connections to a database on another server, as an address
+// does that follows the primary.
+func (p *TCPProxy) MoveTo(db *Database) {
+	u, err := url.Parse(db.URL)
+	if err != nil {
+		p.t.Fatal("pgtest: the database's URL is not one")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = u.Host
 }
 
 func (p *TCPProxy) close() {

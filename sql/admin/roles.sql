@@ -102,7 +102,6 @@ grant select, update, delete on postern.delivery to postern_dispatcher;
 grant select, insert on postern.attempt to postern_dispatcher;
 grant select, insert, update, delete on postern.breaker, postern.evidence, postern.governor, postern.dispatcher to postern_dispatcher;
 grant select, insert, delete on postern.tally to postern_dispatcher;
-grant usage on sequence postern.claim_id to postern_dispatcher;
 grant select, update on sequence postern.wake_after to postern_dispatcher;
 grant select on sequence postern.delivery_id_seq to postern_dispatcher;
 
@@ -154,7 +153,7 @@ begin
   for o in
     select p.oid::regprocedure as name, p.proname = any (helpers) or p.proname ~ '^(sample|estimate)_' as helps,
            p.prorettype = 'trigger'::regtype as trigger,
-           p.proname in ('cooldown', 'ramp_share', 'governed', 'sendable_headers', 'retain') as dispatches
+           p.proname in ('random_id', 'cooldown', 'ramp_share', 'governed', 'sendable_headers', 'retain') as dispatches
       from pg_catalog.pg_proc p where p.pronamespace = 'postern'::regnamespace
   loop
     if o.trigger then
