@@ -335,7 +335,7 @@ func TestSearchIsBounded(t *testing.T) {
 	first := pgtest.Scan[int64](t, db, `
 		with dead as (
 		  insert into postern.delivery (outbox_id, destination, next_attempt_at)
-		  select -i, '` + ninety + `', date_trunc('second', now()) - interval '1 hour' + i / 100 * interval '1 s' from generate_series(1, 100000) i
+		  select -i, '`+ninety+`', date_trunc('second', now()) - interval '1 hour' + i / 100 * interval '1 s' from generate_series(1, 100000) i
 		  returning id)
 		select min(id) from dead`)
 	db.Exec(`delete from postern.delivery where outbox_id <> -1`)

@@ -357,6 +357,12 @@ CREATE FUNCTION postern.passes(breaker postern.breaker) RETURNS boolean
 
 COMMENT ON FUNCTION postern.passes(breaker postern.breaker) IS 'Whether deliveries to a breaker''s destination may be claimed.';
 
+CREATE FUNCTION postern.random_id() RETURNS bigint
+    LANGUAGE sql PARALLEL SAFE
+    RETURN (uuid_hash_extended(gen_random_uuid(), (0)::bigint) & '9007199254740991'::bigint);
+
+COMMENT ON FUNCTION postern.random_id() IS 'A random number of 53 bits: tokens of deliveries, claims, dispatchers.';
+
 CREATE FUNCTION postern.waits_for(leased_until timestamp with time zone, next_attempt_at timestamp with time zone, attempts integer, endpoint_status text, forced text, forced_until timestamp with time zone, state text, retry_at timestamp with time zone, hold_until timestamp with time zone, database_shut boolean) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN CASE WHEN (leased_until >= now()) THEN 'in flight'::text WHEN (endpoint_status <> 'active'::text) THEN ('endpoint '::text || endpoint_status) WHEN ((forced = 'open'::text) AND COALESCE((forced_until > now()), true)) THEN 'breaker forced open'::text WHEN ((forced = 'closed'::text) AND COALESCE((forced_until > now()), true)) THEN CASE WHEN (next_attempt_at <= now()) THEN 'due'::text WHEN (attempts > 0) THEN 'backoff'::text ELSE 'scheduled'::text END WHEN ((state = ANY (ARRAY['open'::text, 'half_open'::text])) AND (retry_at > now())) THEN 'breaker open'::text WHEN (state = ANY (ARRAY['open'::text, 'half_open'::text])) THEN 'breaker probing'::text WHEN (hold_until > now()) THEN 'retry-after'::text WHEN ((next_attempt_at > now()) AND (attempts > 0)) THEN 'backoff'::text WHEN (next_attempt_at > now()) THEN 'scheduled'::text WHEN database_shut THEN 'database breaker'::text ELSE 'due'::text END;
@@ -386,6 +392,8 @@ CREATE TABLE postern.delivery (
     id bigint NOT NULL,
     outbox_id bigint NOT NULL,
     endpoint_id bigint,
+    token bigint DEFAULT postern.random_id() NOT NULL,
+    message_hash bigint,
     next_attempt_at postern.due_time DEFAULT now() NOT NULL,
     leased_until timestamp with time zone,
     claim_id bigint,
@@ -430,7 +438,7 @@ CREATE VIEW postern.message AS
     o.created_at,
     d.id AS delivery_id
    FROM (((postern.delivery d
-     LEFT JOIN postern.outbox o ON ((o.id = d.outbox_id)))
+     LEFT JOIN postern.outbox o ON (((o.id = d.outbox_id) AND COALESCE((hashtextextended(o.message_id, (0)::bigint) = d.message_hash), true))))
      LEFT JOIN postern.endpoint e ON ((e.id = d.endpoint_id)))
      LEFT JOIN postern.breaker b ON ((b.destination = d.destination)))
 UNION ALL
@@ -455,7 +463,7 @@ UNION ALL
            FROM postern.delivery d
           WHERE ((d.outbox_id = a.outbox_id) AND (d.destination = a.destination))))) AND (NOT (EXISTS ( SELECT
            FROM postern.attempt later
-          WHERE ((later.outbox_id = a.outbox_id) AND (later.destination = a.destination) AND ((later.outcome)::text = 'delivered'::text) AND (later.claim_id > a.claim_id))))))
+          WHERE ((later.outbox_id = a.outbox_id) AND (later.destination = a.destination) AND ((later.outcome)::text = 'delivered'::text) AND (ROW(later.started_at, later.claim_id) > ROW(a.started_at, a.claim_id)))))))
 UNION ALL
  SELECT o.id AS outbox_id,
     o.message_id,
@@ -908,12 +916,12 @@ declare
   now_us   bigint;
 begin
   if new.target_url is not null then
-    insert into postern.delivery (outbox_id, destination, next_attempt_at, scheduled)
-    values (new.id, postern.destination(new.target_url), due, due > now());
+    insert into postern.delivery (outbox_id, destination, message_hash, next_attempt_at, scheduled)
+    values (new.id, postern.destination(new.target_url), hashtextextended(new.message_id, 0), due, due > now());
   else
     patterns := postern.patterns(new.event_type);
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
-    select new.id, 'ep_' || e.id, e.id, due, due > now()
+    insert into postern.delivery (outbox_id, destination, endpoint_id, message_hash, next_attempt_at, scheduled)
+    select new.id, 'ep_' || e.id, e.id, hashtextextended(new.message_id, 0), due, due > now()
       from postern.endpoint e
      where e.tenant = new.tenant and e.status <> 'deleted' and e.event_types && patterns;
   end if;
@@ -946,24 +954,24 @@ begin
   select count(*), max(o.id) into looked, last_id
     from (select k.id from postern.outbox k where k.id > after order by k.id limit batch) o;
   with missed as materialized (
-    select o.id, o.tenant, o.event_type, o.target_url, o.created_at, greatest(now(), o.deliver_after) as due
+    select o.id, o.message_id, o.tenant, o.event_type, o.target_url, o.created_at, greatest(now(), o.deliver_after) as due
       from postern.outbox o
      where o.id > after and o.id <= last_id
        and not exists (select from postern.delivery d where d.outbox_id = o.id offset 0)
        and not exists (select from postern.attempt a where a.outbox_id = o.id offset 0)
   ),
   written as (
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at)
-    select m.id, postern.destination(m.target_url), null, m.due
+    insert into postern.delivery (outbox_id, destination, endpoint_id, message_hash, next_attempt_at)
+    select m.id, postern.destination(m.target_url), null, hashtextextended(m.message_id, 0), m.due
       from missed m
      where m.target_url is not null
      union all
-    select m.id, 'ep_' || e.id, e.id, m.due
+    select m.id, 'ep_' || e.id, e.id, hashtextextended(m.message_id, 0), m.due
       from missed m
       join postern.endpoint e on e.tenant = m.tenant and e.status <> 'deleted' and e.created_at <= m.created_at
                              and e.event_types && postern.patterns(m.event_type)
      where m.target_url is null
-        on conflict do nothing
+        on conflict (outbox_id, destination) do nothing
     returning outbox_id
   )
   select count(distinct w.outbox_id) into mended from written w;
@@ -1208,6 +1216,33 @@ $_$;
 
 COMMENT ON FUNCTION postern.pause(destination text, reason text) IS 'Stops sending to a destination until postern.resume: an endpoint is paused, an origin''s breaker is forced open. What is in flight ends by itself; no attempt is used and nothing is lost.';
 
+CREATE FUNCTION postern.refuse_truncate() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if tg_table_name = 'delivery' and exists (select from postern.outbox) then
+    raise exception 'truncating postern.delivery would leave messages that nobody sends'
+      using errcode = 'restrict_violation',
+            hint = 'Truncate postern.outbox, which takes deliveries and attempts along, or cancel: update postern.message set status = ''cancelled''.';
+  elsif tg_table_name = 'attempt' and exists (select from postern.outbox) then
+    raise exception 'truncating postern.attempt would forget which messages were delivered'
+      using errcode = 'restrict_violation',
+            hint = 'Truncate postern.outbox, which takes deliveries and attempts along, or shorten their retention.';
+  elsif tg_table_name = 'endpoint' and exists (select from postern.outbox)
+        and (exists (select from postern.delivery d where d.status = 'pending' and d.destination >= 'ep_' and d.destination < 'ep`')
+          or exists (select from postern.delivery d where d.status <> 'pending' and d.destination >= 'ep_' and d.destination < 'ep`'))
+  then
+    raise exception 'truncating postern.endpoint would leave deliveries to endpoints whose numbers others will get'
+      using errcode = 'restrict_violation',
+            hint = 'Set status = ''deleted'', or truncate postern.outbox first.';
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.refuse_truncate() IS 'Trigger: refuses a TRUNCATE that would leave what refers to numbers that others will get.';
+
 CREATE FUNCTION postern.refuse_update() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1322,12 +1357,12 @@ CREATE FUNCTION postern.replay_delivered(wanted postern.message, at timestamp wi
 declare
   fresh bigint;
 begin
-  perform from postern.outbox o where o.id = wanted.outbox_id for no key update;
+  perform from postern.outbox o where o.id = wanted.outbox_id and o.message_id = wanted.message_id for no key update;
   if not found then
     return null;
   end if;
-  insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
-  select wanted.outbox_id, wanted.destination,
+  insert into postern.delivery (outbox_id, destination, message_hash, endpoint_id, next_attempt_at, scheduled)
+  select wanted.outbox_id, wanted.destination, hashtextextended(wanted.message_id, 0),
          case when wanted.destination ~ '^ep_[0-9]{1,18}$' then substr(wanted.destination, 4)::bigint end, at, at > now()
    where not exists (
            select from postern.delivery d
@@ -1335,7 +1370,12 @@ begin
      and not exists (
            select from postern.attempt a
             where a.outbox_id = wanted.outbox_id and a.destination = wanted.destination
-              and a.outcome = 'delivered' and a.delivery_id > wanted.delivery_id)
+              and a.outcome = 'delivered'
+              and a.started_at > (
+                    select max(b.started_at)
+                      from postern.attempt b
+                     where b.outbox_id = wanted.outbox_id and b.destination = wanted.destination
+                       and b.outcome = 'delivered' and b.delivery_id = wanted.delivery_id))
   returning id into fresh;
   return fresh;
 end
@@ -1351,7 +1391,7 @@ declare
   fresh bigint;
 begin
   update postern.delivery d
-     set id = default, status = 'pending', reason = null, attempts = 0, next_attempt_at = at,
+     set id = default, token = default, status = 'pending', reason = null, attempts = 0, next_attempt_at = at,
          last_status = null, last_error = null
    where d.outbox_id = wanted.outbox_id
      and d.destination = wanted.destination
@@ -1373,8 +1413,8 @@ declare
 begin
   perform from postern.outbox o where o.id = wanted.outbox_id for no key update;
   with written as (
-    insert into postern.delivery (outbox_id, destination, endpoint_id, next_attempt_at, scheduled)
-    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), e.id, at, at > now()
+    insert into postern.delivery (outbox_id, destination, message_hash, endpoint_id, next_attempt_at, scheduled)
+    select o.id, coalesce('ep_' || e.id, postern.destination(o.target_url)), hashtextextended(o.message_id, 0), e.id, at, at > now()
       from postern.outbox o
       left join postern.endpoint e
         on o.target_url is null and e.tenant = o.tenant and e.status <> 'deleted'
@@ -1712,6 +1752,23 @@ CREATE FUNCTION postern.subscribes(event_types text[], event_type text) RETURNS 
 
 COMMENT ON FUNCTION postern.subscribes(event_types text[], event_type text) IS 'Whether one of the patterns takes the event type: itself, *, or a prefix such as order.*';
 
+CREATE FUNCTION postern.truncate_deliveries() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  if exists (select from postern.delivery) then
+    truncate postern.delivery;
+  end if;
+  if exists (select from postern.attempt) then
+    truncate postern.attempt;
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION postern.truncate_deliveries() IS 'Trigger: deliveries and attempts go when the outbox is truncated.';
+
 CREATE FUNCTION postern.unreferenced(ids bigint[]) RETURNS bigint[]
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1851,13 +1908,6 @@ COMMENT ON COLUMN postern.breaker_status.hold_until IS 'Until when the receiver 
 
 COMMENT ON COLUMN postern.breaker_status.generation IS 'Rises with every transition; what belongs to an older one changes nothing.';
 
-CREATE SEQUENCE postern.claim_id
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1;
-
 CREATE TABLE postern.connection (
     id bigint NOT NULL,
     endpoint_id bigint,
@@ -1960,7 +2010,7 @@ ALTER TABLE postern.delivery ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTIT
 );
 
 CREATE TABLE postern.dispatcher (
-    id bigint NOT NULL,
+    id bigint DEFAULT postern.random_id() NOT NULL,
     host text NOT NULL,
     pid integer NOT NULL,
     version text NOT NULL,
@@ -1991,15 +2041,6 @@ COMMENT ON COLUMN postern.dispatcher.unrecorded IS 'Outcomes that are known and 
 COMMENT ON COLUMN postern.dispatcher.throughput IS 'Deliveries that ended per second, lately; usual_throughput over the last minutes.';
 
 COMMENT ON COLUMN postern.dispatcher.lock_timeouts IS 'Statements that gave up waiting (SQLSTATE 55P03, 57014) in the last 15 s; pool_timeouts likewise for connections.';
-
-ALTER TABLE postern.dispatcher ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
-    SEQUENCE NAME postern.dispatcher_id_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
-);
 
 CREATE VIEW postern.dispatcher_status AS
  SELECT d.id,
@@ -2741,7 +2782,15 @@ CREATE TRIGGER note_direct_delete AFTER DELETE ON postern.delivery FOR EACH ROW 
 
 CREATE TRIGGER note_schedule BEFORE UPDATE OF next_attempt_at ON postern.delivery FOR EACH ROW WHEN ((((new.status)::text = 'pending'::text) AND (NOT new.scheduled) AND ((new.next_attempt_at)::timestamp with time zone > now()))) EXECUTE FUNCTION postern.note_schedule();
 
+CREATE TRIGGER refuse_truncate AFTER TRUNCATE ON postern.attempt FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_truncate();
+
+CREATE TRIGGER refuse_truncate AFTER TRUNCATE ON postern.delivery FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_truncate();
+
+CREATE TRIGGER refuse_truncate AFTER TRUNCATE ON postern.endpoint FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_truncate();
+
 CREATE TRIGGER refuse_update BEFORE UPDATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.refuse_update();
+
+CREATE TRIGGER truncate_deliveries AFTER TRUNCATE ON postern.outbox FOR EACH STATEMENT EXECUTE FUNCTION postern.truncate_deliveries();
 
 ALTER TABLE ONLY postern.connection
     ADD CONSTRAINT connection_endpoint_id_fkey FOREIGN KEY (endpoint_id) REFERENCES postern.endpoint(id) ON DELETE CASCADE;
@@ -2825,6 +2874,8 @@ REVOKE ALL ON FUNCTION postern.patterns(event_type text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.pause(destination text, reason text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.refuse_truncate() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.refuse_update() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.replay_delivered(wanted postern.message, at timestamp with time zone) FROM PUBLIC;
@@ -2845,7 +2896,11 @@ REVOKE ALL ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interva
 
 REVOKE ALL ON FUNCTION postern.sample_missed(newest integer) FROM PUBLIC;
 
+<<<<<<< HEAD
 REVOKE ALL ON FUNCTION postern.shown_statement() FROM PUBLIC;
+=======
+REVOKE ALL ON FUNCTION postern.truncate_deliveries() FROM PUBLIC;
+>>>>>>> 56ec92d (Name the target of every conflict)
 
 REVOKE ALL ON FUNCTION postern.unreferenced(ids bigint[]) FROM PUBLIC;
 

@@ -182,7 +182,7 @@ func TestRulesComeFirst(t *testing.T) {
 		"event_type, payload":                  `'a', (select string_agg(md5(i::text), '') from generate_series(1, 100000) i)`,
 		"event_type, payload, idempotency_key": `'not a type', '1', 'known'`,
 	} {
-		_, err := db.Pool.Exec(t.Context(), `insert into postern.outbox (`+columns+`) values (`+values+`) on conflict do nothing`)
+		_, err := db.Pool.Exec(t.Context(), `insert into postern.outbox (`+columns+`) values (`+values+`) on conflict (tenant, idempotency_key) where idempotency_key is not null do nothing`)
 		var server *pgconn.PgError
 		if !errors.As(err, &server) || server.Code != "23514" {
 			t.Errorf("insert (%s): got %v", columns, err)

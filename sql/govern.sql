@@ -27,7 +27,7 @@ made as (
     from wanted w
    where not exists (select from postern.governor g where g.destination = w.destination)
    order by w.destination
-      on conflict do nothing
+      on conflict (destination) do nothing
   returning destination
 ),
 found as materialized (

@@ -8,7 +8,8 @@ dead ones included, whatever keeps vacuum from removing them.
 `governed` and `orphaned` are as in find.sql, `offset 0` as in claim.sql. In the
 predicate on status, `=` would invite a walk along the index of what is pending.
 
-One row without a destination says up to which id there is anything to look at.
+One row without a destination says up to which id there is anything to look at:
+beyond what the sequence has handed out only where it was set back.
 Never zero rows.
 */
 with free as materialized (
@@ -30,7 +31,7 @@ select null as destination,
        false as due,
        false as orphaned,
        false as governed,
-       s.last_value as last
+       greatest(s.last_value, (select max(d.id) from postern.delivery d where d.id > s.last_value)) as last
   from postern.delivery_id_seq s
  union all
 select f.destination,

@@ -43,7 +43,7 @@ async function handle (id, body) {
   try {
     await client.query('begin')
     const seen = await client.query(
-      'insert into webhook_seen (id) values ($1) on conflict do nothing', [id])
+      'insert into webhook_seen (id) values ($1) on conflict (id) do nothing', [id])
     if (seen.rowCount === 1) { // else a duplicate: it was handled, so say yes again
       await client.query('insert into received (event, body) values ($1, $2)', [id, body])
     }

@@ -37,7 +37,7 @@ def handle(message_id, body):
     """Does the work once for each id: the id and the work commit together."""
     with psycopg.connect(DATABASE_URL) as connection:
         seen = connection.execute(
-            "insert into webhook_seen (id) values (%s) on conflict do nothing", (message_id,)
+            "insert into webhook_seen (id) values (%s) on conflict (id) do nothing", (message_id,)
         )
         if seen.rowcount == 1:  # else a duplicate: it was handled, so say yes again
             connection.execute(

@@ -67,7 +67,7 @@ func TestOpenedByHand(t *testing.T) {
 			db.Exec(`select postern.open_breaker($1, 'maintenance', '1 minute')`, destination)
 		},
 		"by an update of the row": func(db *pgtest.Database, destination string) {
-			db.Exec(`insert into postern.breaker (destination) values ($1) on conflict do nothing`, destination)
+			db.Exec(`insert into postern.breaker (destination) values ($1) on conflict (destination) do nothing`, destination)
 			db.Exec(`update postern.breaker set state = 'open', retry_at = now() + interval '1 minute' where destination = $1`, destination)
 		},
 		"in silence": func(db *pgtest.Database, destination string) {

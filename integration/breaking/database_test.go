@@ -351,7 +351,7 @@ func TestProducersOwnQueueIsNoTrouble(t *testing.T) {
 		"a table": {`lock table orders in access exclusive mode`, `insert into orders values (1)`},
 		"a key": {
 			`insert into postern.outbox (event_type, payload, idempotency_key) values ('e', '1', 'same')`,
-			`insert into postern.outbox (event_type, payload, idempotency_key) values ('e', '1', 'same') on conflict do nothing`,
+			`insert into postern.outbox (event_type, payload, idempotency_key) values ('e', '1', 'same') on conflict (tenant, idempotency_key) where idempotency_key is not null do nothing`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -234,7 +234,7 @@ select *
 var statements = []string{
 	`insert into postern.outbox (event_type, payload, target_url) values ('x', '{}', 'https://example.org/')`,
 	`insert into postern.outbox (event_type, payload, target_url, headers) values ('x', '{}', 'HTTPS://Example.org:443/', '{"A": "b"}')`,
-	`insert into postern.outbox (tenant, event_type, payload, idempotency_key) values ('a', 'x', '{}', 'k')  on conflict do nothing`,
+	`insert into postern.outbox (tenant, event_type, payload, idempotency_key) values ('a', 'x', '{}', 'k') on conflict (tenant, idempotency_key) where idempotency_key is not null do nothing`,
 	`insert into postern.outbox (message_id, tenant, event_type, payload, source, event_id) values ('in_1', 's', 'x', '{}', 's', 'e1')`,
 	`insert into postern.outbox (message_id, tenant, event_type, payload, target_url, source, event_id) values ('in_2', 's', 'x', '{}', 'HTTPS://Example.org:443/', 's', 'e2')`,
 	`insert into postern.outbox (message_id, tenant, event_type, payload, source, event_id) values ('in_3', 's', 'x', '{}', 's', 'e2') on conflict (source, event_id) where source is not null do nothing`,

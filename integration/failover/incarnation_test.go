@@ -1,7 +1,10 @@
 package failover
 
 import (
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -263,24 +266,22 @@ func TestTruncate(t *testing.T) {
 // that it writes those that it means. Whoever adds one considers what happens
 // when the numbers that it goes by belong to others meanwhile.
 var considered = map[string]string{
-	"sql/claim":                     "locks what it finds",
-	"sql/claim_governed":            "locks what it finds",
-	"sql/probe":                     "locks what it finds",
-	"sql/expire":                    "locks what it finds",
-	"sql/cancel_orphans":            "locks what it finds",
-	"sql/finish":                    "compares tokens",
-	"sql/record":                    "compares tokens",
-	"function fan_out":              "writes new ones",
-	"function replay_delivery":      "compares what the statement has read, and gives a new token",
-	"function replay_delivered":     "writes new ones of a message that it locks and whose message_id it compares",
-	"function replay_unsent":        "writes new ones of a message that it locks",
-	"function change_delivery":      "compares what the statement has read",
-	"function retain_messages":      "locks what it finds",
-	"function retain_attempts":      "deletes what it finds",
-	"function truncate_deliveries":  "empties both",
-	"function refuse_truncate":      "writes nothing: it names the tables",
-	"function sample_destination":   "writes nothing",
-	"function estimate_destination": "writes nothing",
+	"sql/claim":                    "locks what it finds",
+	"sql/claim_governed":           "locks what it finds",
+	"sql/probe":                    "locks what it finds",
+	"sql/expire":                   "locks what it finds",
+	"sql/cancel_orphans":           "locks what it finds",
+	"sql/finish":                   "compares tokens",
+	"sql/record":                   "compares tokens",
+	"function fan_out":             "writes new ones",
+	"function fan_out_missed":      "writes new ones of messages that the statement has read",
+	"function replay_delivery":     "compares what the statement has read, and gives a new token",
+	"function replay_delivered":    "writes new ones of a message that it locks and whose message_id it compares",
+	"function replay_unsent":       "writes new ones of a message that it locks",
+	"function change_delivery":     "compares what the statement has read",
+	"function retain_messages":     "locks what it finds",
+	"function retain_attempts":     "deletes what it finds",
+	"function truncate_deliveries": "empties both",
 }
 
 var writes = regexp.MustCompile(`(?i)(insert\s+into|update|delete\s+from|truncate)\s+(only\s+)?postern\.(delivery|attempt)\b`)
@@ -317,6 +318,39 @@ func TestEveryWriterIsConsidered(t *testing.T) {
 	}
 	if found < 12 {
 		t.Errorf("only %d writers were found", found)
+	}
+}
+
+// A conflict with a number that is in use is not the conflict that is meant.
+func TestEveryConflictIsNamed(t *testing.T) {
+	t.Parallel()
+	unnamed := regexp.MustCompile(`(?i)on conflict\s+do\b`)
+	read := 0
+	err := filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if name := entry.Name(); name == "node_modules" || len(name) > 2 && name[0] == '.' {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		switch filepath.Ext(path) {
+		case ".sql", ".go", ".md", ".py", ".js":
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			read++
+			if at := unnamed.FindIndex(text); at != nil {
+				t.Errorf("%s:%d: on conflict without a target", path, 1+strings.Count(string(text[:at[0]]), "\n"))
+			}
+		}
+		return nil
+	})
+	if err != nil || read < 100 {
+		t.Errorf("%d files read: %v", read, err)
 	}
 }
 

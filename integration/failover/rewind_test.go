@@ -80,7 +80,7 @@ func rewind(t *testing.T, rounds, n int) {
 			})
 		}
 		settle(t, db)
-		here := pgtest.Rows[string](t, db, `select message_id from postern.outbox union all select idempotency_key from postern.outbox where idempotency_key is not null`)
+		here := pgtest.Rows[string](t, db, `select message_id from postern.outbox union all select event_id from postern.outbox where event_id is not null`)
 		kept.compare(here)
 		t.Logf("round %d: %s", round+1, audit(t, db, rcv))
 	}

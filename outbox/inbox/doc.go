@@ -6,7 +6,7 @@
 // event makes the application change are committed together or not at all, and
 // the unique key of that row decides who is first:
 //
-//	insert … on conflict do nothing → first?     → the application's work → commit → 2xx "processed"
+//	insert … on conflict (source, event_id) do nothing → first?     → the application's work → commit → 2xx "processed"
 //	                                → duplicate? → nothing to do                   → 2xx "duplicate"
 //	                                → a twin is still at work, longer than we wait → 409 "busy", come again
 //

@@ -23,7 +23,7 @@ inserted as (
   insert into postern_inbox (source, event_id)
   select $1, $2
   from bounded
-  on conflict do nothing
+  on conflict (source, event_id) do nothing
   returning true
 ),
 counted as materialized (

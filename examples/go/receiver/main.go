@@ -69,7 +69,7 @@ func main() {
 // handle does the work once for each id: the id and the work commit together.
 func handle(ctx context.Context, pool *pgxpool.Pool, id string, body []byte) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `insert into webhook_seen (id) values ($1) on conflict do nothing`, id)
+		tag, err := tx.Exec(ctx, `insert into webhook_seen (id) values ($1) on conflict (id) do nothing`, id)
 		if err != nil || tag.RowsAffected() == 0 {
 			return err // nil for a duplicate: it was handled, so say yes again
 		}
