@@ -2896,11 +2896,9 @@ REVOKE ALL ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interva
 
 REVOKE ALL ON FUNCTION postern.sample_missed(newest integer) FROM PUBLIC;
 
-<<<<<<< HEAD
 REVOKE ALL ON FUNCTION postern.shown_statement() FROM PUBLIC;
-=======
+
 REVOKE ALL ON FUNCTION postern.truncate_deliveries() FROM PUBLIC;
->>>>>>> 56ec92d (Name the target of every conflict)
 
 REVOKE ALL ON FUNCTION postern.unreferenced(ids bigint[]) FROM PUBLIC;
 
