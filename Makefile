@@ -9,7 +9,7 @@
 golangci_lint := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 # What runs beside PostgreSQL: one throw-away cluster for the whole command.
-withpg := go run ./integration/withpg
+withpg := go run ./integration/cmd/withpg
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,21 +18,21 @@ build: ## build the binary into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/postern
 
 bench: ## measure beside a raw client, River and a naive worker; ARGS="-list" shows what, docs/performance.md how
-	@cd integration/bench && go build -trimpath -o ../../bin/bench . && exec ../../bin/bench $(ARGS)
+	@cd integration/cmd/bench && go build -trimpath -o ../../bin/bench . && exec ../../bin/bench $(ARGS)
 
 demo: ## see it work; KEEP=1 leaves it running until Ctrl-C, ARGS sets the sizes
-	@CGO_ENABLED=0 go build -trimpath -o bin/ ./integration/demo && exec bin/demo $(if $(filter-out 0,$(KEEP)),-keep) $(ARGS)
+	@CGO_ENABLED=0 go build -trimpath -o bin/ ./integration/cmd/demo && exec bin/demo $(if $(filter-out 0,$(KEEP)),-keep) $(ARGS)
 
 test: ## run every test, on a PostgreSQL that it starts itself
 	race=$$(.ci/race) && $(withpg) go test $$race ./...
 
 test-js: build ## check signatures with the JavaScript libraries that receivers use
-	PATH=$$(.ci/node) && export PATH && cd integration/js && npm ci && go run ../withpg node --test
+	PATH=$$(.ci/node) && export PATH && cd integration/js && npm ci && go run ../cmd/withpg node --test
 
 examples: build ## run the examples, in every language whose runtime is here
 	if path=$$(.ci/node); then PATH=$$path && export PATH && (cd examples/node && npm ci); fi; \
 	PYTHON=$$(.ci/python); export PYTHON; \
-	go run ./integration/examples
+	go run ./integration/cmd/examples
 
 lint: ## look for mistakes; the linters and their reasons are in .golangci.yml
 	$(golangci_lint) run --allow-serial-runners

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // A pool without a free connection and a statement that is not answered are two

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"postern/breaker"
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // A wake-up that brings nothing, for a message behind an open breaker, may hide

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"postern/integration/pgtest"
-	"postern/integration/pgtest/cluster"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/pgtest/cluster"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

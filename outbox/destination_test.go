@@ -3,7 +3,7 @@ package outbox_test
 import (
 	"testing"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // The short way that postern.destination takes with a plain URL ends where the

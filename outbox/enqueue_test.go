@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/outbox"
 )
 

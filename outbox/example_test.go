@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/outbox"
 )
 

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"postern/integration/pgtest"
-	"postern/integration/pgtest/cluster"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/pgtest/cluster"
 	"postern/migrations"
 )
 

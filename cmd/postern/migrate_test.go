@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // asProgram makes the test binary behave like the program.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // Every setting of the front door changes something in its configuration.

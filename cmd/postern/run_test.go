@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // dispatching is a real process that runs `postern run`.

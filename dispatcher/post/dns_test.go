@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // answer is what a name server says to one question: addresses, or an error, or

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/receiver"
+	"postern/integration/harness/receiver"
 )
 
 // post sends one small request.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 func TestCustomHeaders(t *testing.T) {

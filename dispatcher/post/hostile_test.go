@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"postern/integration/receiver"
+	"postern/integration/harness/receiver"
 )
 
 // A thousand hostile receivers at once cost bounded memory and bounded time,

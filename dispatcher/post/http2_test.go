@@ -18,7 +18,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"postern/integration/receiver"
+	"postern/integration/harness/receiver"
 )
 
 func TestHTTP2(t *testing.T) {

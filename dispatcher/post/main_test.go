@@ -3,7 +3,7 @@ package post
 import (
 	"testing"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

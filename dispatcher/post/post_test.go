@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/receiver"
+	"postern/integration/harness/receiver"
 )
 
 const msec = time.Millisecond

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/receiver"
+	"postern/integration/harness/receiver"
 )
 
 func TestTLSThatCannotBeTrusted(t *testing.T) {

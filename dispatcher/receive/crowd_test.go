@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"postern/dispatcher/receive"
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // from is a client with connections of its own at an address of loopback.

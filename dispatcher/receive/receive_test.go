@@ -23,7 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"postern/dispatcher/receive"
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/migrations"
 	"postern/outbox/inbox"
 	"postern/outbox/signature"

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"postern/dispatcher/receive"
-	"postern/integration/pgtest"
-	"postern/integration/pgtest/cluster"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/pgtest/cluster"
 )
 
 // A request is answered within Config.Timeout. The machine may be so busy that

@@ -20,10 +20,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"postern/dispatcher"
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/pgtest/cluster"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/pgtest/cluster"
+	"postern/integration/harness/receiver"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

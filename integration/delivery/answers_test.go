@@ -8,9 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // Who stops, and who tries again: only 410 ends a delivery at once. An operator

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // settled waits until no delivery is pending and none has a lease.

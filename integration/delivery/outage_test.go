@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/pgtest/cluster"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/pgtest/cluster"
+	"postern/integration/harness/receiver"
 )
 
 // The server is stopped hard and started again, twice, under load. The same

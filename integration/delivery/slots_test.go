@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // A claim counts on slots that will be free when it is back. There are never more

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // A session that fires no triggers can write columns of any length. None is

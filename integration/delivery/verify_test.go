@@ -7,8 +7,8 @@ import (
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
-	"postern/integration/fleet"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/receiver"
 )
 
 // verify checks a request's signature with a library that is not ours, at

@@ -17,7 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/outbox/signature"
 )
 

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/pgtest"
-	"postern/integration/pgtest/cluster"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/pgtest/cluster"
 )
 
 // tutorial is a reader who types what the README says.

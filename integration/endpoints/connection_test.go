@@ -20,9 +20,9 @@ import (
 	"time"
 
 	"postern/dispatcher"
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // suspicious is a dispatcher that trusts no target by itself.

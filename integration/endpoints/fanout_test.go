@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // subscribe adds n endpoints of a tenant for event types.

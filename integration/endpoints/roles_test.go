@@ -15,9 +15,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"postern/dispatcher"
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // TestPrivileges has a cluster of its own, since that is what roles belong to.

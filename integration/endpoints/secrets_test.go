@@ -12,9 +12,9 @@ import (
 	"github.com/stripe/stripe-go/v82/webhook"
 	svix "github.com/svix/svix-webhooks/go"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // foreign verifies a request with code that is not ours, with one secret.

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // testShadowsRunAsTheirOwner: whoever may call us cannot have code of their own

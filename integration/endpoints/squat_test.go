@@ -10,7 +10,7 @@ import (
 	"github.com/golang-migrate/migrate/v4/database"
 	"github.com/jackc/pgx/v5"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/migrations"
 )
 

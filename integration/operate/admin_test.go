@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/pgtest/cluster"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/pgtest/cluster"
+	"postern/integration/harness/receiver"
 )
 
 // psql runs a file of the runbook and returns what it prints.

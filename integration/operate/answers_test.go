@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // Which answers end a message at once and which are tried again; and that an

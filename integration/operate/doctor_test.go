@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"postern/dispatcher"
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // examine returns what the doctor finds, as text.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // Every act leaves its entry, by whatever path, and no entry shows a secret, a

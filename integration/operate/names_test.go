@@ -3,7 +3,7 @@ package operate
 import (
 	"testing"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 // TestFunctionsBindTheirNames reads the catalogue. A caller chooses what names

@@ -5,7 +5,7 @@ package operate
 import (
 	"testing"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/migrations"
 )
 

@@ -13,9 +13,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"postern/dispatcher"
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 )
 
 // scans are how often the large tables were read whole.

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"postern/dispatcher"
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
 )
 
 // A connection that is refused for good ends every program, with an exit code of

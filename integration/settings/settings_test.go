@@ -21,9 +21,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"postern/dispatcher/receive"
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/receiver"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/receiver"
 	"postern/migrations"
 	"postern/outbox/signature"
 	"postern/sql/session"

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"postern/integration/fleet"
-	"postern/integration/pgtest"
-	"postern/integration/pgtest/cluster"
+	"postern/integration/harness/fleet"
+	"postern/integration/harness/pgtest"
+	"postern/integration/harness/pgtest/cluster"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

@@ -22,7 +22,7 @@ import (
 
 	"database/sql"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/outbox/inbox"
 	"postern/outbox/signature"
 )

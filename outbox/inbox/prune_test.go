@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/outbox/inbox"
 )
 

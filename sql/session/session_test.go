@@ -5,7 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/sql/session"
 )
 

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"postern/integration/pgtest"
+	"postern/integration/harness/pgtest"
 	"postern/sql/session"
 )
 
