@@ -9,7 +9,7 @@ import (
 type Attempt struct {
 	Destination string
 	Generation  int64 // of the breaker when the delivery was claimed
-	Claim       int64 // claims come from a sequence: a later one has a higher number
+	Claim       int64 // a later claim of this process has a higher number
 	Failed      bool
 	Unreachable bool // it failed before the receiver could be reached
 	Took        time.Duration

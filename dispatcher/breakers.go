@@ -216,7 +216,7 @@ func (d *Dispatcher) weigh(c *claimed, e *ended) {
 	urgent := d.breakers.counter.Note(breaker.Attempt{
 		Destination: c.Destination,
 		Generation:  c.Generation,
-		Claim:       c.ClaimID,
+		Claim:       c.order(),
 		Failed:      e.evidence == evidenceFailure || e.evidence == evidenceConnection,
 		Unreachable: e.evidence == evidenceConnection,
 		Took:        e.resp.Duration,
@@ -432,6 +432,7 @@ func (d *Dispatcher) claimProbes(ctx context.Context, names []string, limit int)
 			"destinations": names,
 			"quota":        limit,
 			"dispatcher":   d.id,
+			"claim":        d.claims.next(),
 			"timeout":      d.cfg.Timeout,
 			"margin":       d.cfg.LeaseMargin,
 			"inline":       inlinePayload,

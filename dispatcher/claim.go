@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -54,6 +55,23 @@ type claimed struct {
 	BackoffBaseMs      *float64
 	BackoffCapMs       *float64
 	PermanentCodes     []int
+}
+
+// order is the number of the claim statement that took the delivery: a later
+// claim of this process has a higher one.
+func (c *claimed) order() int64 { return c.ClaimID ^ c.Token }
+
+// claimNumbers numbers the claim statements of one process. The first number is
+// random, so that no two processes give a delivery the same claim; a delivery's
+// claim is this number combined with its token (exclusive or), so that no two
+// deliveries of a message have the same one. Used by the claiming loop alone.
+type claimNumbers struct{ last int64 }
+
+func newClaimNumbers() claimNumbers { return claimNumbers{rand.Int64N(1 << 52)} }
+
+func (n *claimNumbers) next() int64 {
+	n.last++
+	return n.last
 }
 
 // claim takes what is due for the shares, and returns the deliveries with the
@@ -116,6 +134,7 @@ func (d *Dispatcher) claimArgs(shares []share, names []string) pgx.StrictNamedAr
 		"untils":       until,
 		"ramp":         d.ramp(),
 		"dispatcher":   d.id,
+		"claim":        d.claims.next(),
 		"timeout":      d.cfg.Timeout,
 		"margin":       d.cfg.LeaseMargin,
 		"inline":       inlinePayload,

@@ -111,6 +111,7 @@ type Dispatcher struct {
 	fleet        atomic.Int32  // live dispatchers at the last heartbeat
 
 	// Used by the claiming loop alone.
+	claims    claimNumbers
 	seen      int64 // newest delivery that fresh has read
 	seenThen  int64 // the same at seenAt
 	late      int64 // the same a little earlier
@@ -220,6 +221,7 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		now:          cfg.Now,
 		post:         post.New(cfg.transport()),
 		destinations: newDestinations(cfg.Slots),
+		claims:       newClaimNumbers(),
 		signing:      []signature.Secret{cfg.SigningSecret},
 		large:        newLarge(cfg.MemoryLimit),
 		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),

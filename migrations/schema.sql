@@ -912,16 +912,19 @@ CREATE FUNCTION postern.fan_out() RETURNS trigger
     AS $$
 declare
   due      constant timestamptz := greatest(now(), new.deliver_after);
+  seed     constant bigint := random() * 9007199254740991;
   patterns text[];
   now_us   bigint;
 begin
   if new.target_url is not null then
-    insert into postern.delivery (outbox_id, destination, message_hash, next_attempt_at, scheduled)
-    values (new.id, postern.destination(new.target_url), hashtextextended(new.message_id, 0), due, due > now());
+    insert into postern.delivery (outbox_id, token, destination, message_hash, next_attempt_at, scheduled)
+    values (new.id, hashtextextended(new.message_id, seed) & 9007199254740991,
+            postern.destination(new.target_url), hashtextextended(new.message_id, 0), due, due > now());
   else
     patterns := postern.patterns(new.event_type);
-    insert into postern.delivery (outbox_id, destination, endpoint_id, message_hash, next_attempt_at, scheduled)
-    select new.id, 'ep_' || e.id, e.id, hashtextextended(new.message_id, 0), due, due > now()
+    insert into postern.delivery (outbox_id, token, destination, endpoint_id, message_hash, next_attempt_at, scheduled)
+    select new.id, hashtextextended(new.message_id, seed # e.id) & 9007199254740991,
+           'ep_' || e.id, e.id, hashtextextended(new.message_id, 0), due, due > now()
       from postern.endpoint e
      where e.tenant = new.tenant and e.status <> 'deleted' and e.event_types && patterns;
   end if;

@@ -103,7 +103,7 @@ due as materialized (
 ),
 claimed as (
   update postern.delivery d
-     set claim_id     = postern.random_id(),
+     set claim_id     = @claim::bigint # d.token,
          claimed_by   = @dispatcher,
          leased_until = now() + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval) + @margin::interval,
          attempts     = least(d.attempts, 1000000) + 1

@@ -88,7 +88,7 @@ due as materialized (
 ),
 claimed as (
   update postern.delivery d
-     set claim_id     = postern.random_id(),
+     set claim_id     = @claim::bigint # d.token,
          claimed_by   = @dispatcher,
          leased_until = now() + @margin::interval
                         + coalesce((select e.timeout from postern.endpoint e where e.id = d.endpoint_id), @timeout::interval)

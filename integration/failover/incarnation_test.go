@@ -32,7 +32,7 @@ func claim(t testing.TB, conn *pgx.Conn, destination string) []identity {
 	t.Helper()
 	rows, err := conn.Query(t.Context(), sql.Load("claim", "postern"), pgx.NamedArgs{
 		"destinations": []string{destination}, "quotas": []int32{100}, "floors_at": []time.Time{{}}, "floors_id": []int64{0},
-		"ramp": time.Minute, "dispatcher": claimer, "timeout": time.Minute, "margin": time.Minute, "inline": 100})
+		"ramp": time.Minute, "dispatcher": claimer, "claim": int64(1), "timeout": time.Minute, "margin": time.Minute, "inline": 100})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,6 +43,9 @@ func claim(t testing.TB, conn *pgx.Conn, destination string) []identity {
 	ids := make([]identity, len(claimed))
 	for i, c := range claimed {
 		ids[i] = identity{c["id"].(int64), c["token"].(int64), c["claim_id"].(int64), c["outbox_id"].(int64), nil}
+		if n := ids[i].ClaimID ^ ids[i].Token; n != 1 {
+			t.Errorf("claim %d of token %d has the number %d, want 1, by which claims of a process are ordered", ids[i].ClaimID, ids[i].Token, n)
+		}
 		if id, ok := c["message_id"].(string); ok {
 			ids[i].MessageID = &id
 		}
