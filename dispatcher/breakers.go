@@ -185,7 +185,7 @@ func (d *Dispatcher) readBreakers(ctx context.Context) (changed bool, err error)
 			d.metrics.transitions.WithLabelValues(c.Now.State).Inc()
 		}
 		if c.Reopened() && c.Now.Destination != breaker.Database {
-			d.destinations.mark(c.Now.Destination, d.ramp() > 0)
+			d.slots.Mark(c.Now.Destination, d.ramp() > 0)
 			hint(d.wakeups)
 		}
 		if c.Now.Watched && !c.Before.Watched {
@@ -273,7 +273,7 @@ func (d *Dispatcher) writeEvidence(ctx context.Context) error {
 			watched = append(watched, name)
 		}
 	}
-	reports, suspects := d.breakers.counter.Reports(time.Now(), watched, d.destinations.full)
+	reports, suspects := d.breakers.counter.Reports(time.Now(), watched, d.slots.Full)
 	if len(reports) > 0 {
 		err := apart(reports, func(some []breaker.Report) error { return d.writeReports(ctx, some) })
 		if err != nil {
@@ -393,7 +393,7 @@ func (d *Dispatcher) probe(ctx, work context.Context) (int, error) {
 	if now.Before(b.nextProbe) {
 		return 0, nil
 	}
-	limit := min(probesAtOnce, d.destinations.free())
+	limit := min(probesAtOnce, d.slots.Free())
 	if limit <= 0 {
 		return 0, nil
 	}
@@ -414,7 +414,7 @@ func (d *Dispatcher) probe(ctx, work context.Context) (int, error) {
 	}
 	for i := range rows {
 		rows[i].Probe = true
-		d.begin(job{ctx, work, rows[i], d.destinations.launch(rows[i].Destination, now)})
+		d.begin(job{ctx, work, rows[i], d.slots.Reserve(rows[i].Destination, now)})
 	}
 	return len(rows), nil
 }
@@ -479,7 +479,7 @@ func (d *Dispatcher) probed(c *claimed, e *ended) {
 				b.again[c.Destination] = true
 				b.mu.Unlock()
 			} else {
-				d.destinations.mark(c.Destination, d.ramp() > 0)
+				d.slots.Mark(c.Destination, d.ramp() > 0)
 			}
 			hint(d.wakeups)
 		})
@@ -513,27 +513,4 @@ func (e *ended) complaint() string {
 		return fmt.Sprintf("the probe was answered %d", e.resp.Status)
 	}
 	return fmt.Sprintf("the probe failed: %s", e.resp.Class)
-}
-
-// launch takes a slot for a probe, which does not wait for its turn.
-func (ds *destinations) launch(name string, now time.Time) *flight {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	d := ds.known[name]
-	if d == nil {
-		d = &destination{name: name}
-		ds.known[name] = d
-	}
-	d.used = now
-	ds.active[d] = struct{}{}
-	ds.inFlight++
-	return d.begin(now)
-}
-
-// full reports whether a destination holds all the slots that it may.
-func (ds *destinations) full(name string) bool {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	d := ds.known[name]
-	return d != nil && ds.allowance(d, !d.isQuick(time.Now())) <= 0
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"postern/dispatcher/slots"
 	"postern/sql/session"
 )
 
@@ -74,34 +75,34 @@ func (n *claimNumbers) next() int64 {
 	return n.last
 }
 
-// claim takes what is due for the shares, and returns the deliveries with the
-// flights that they are. Governed ones are claimed apart.
-func (d *Dispatcher) claim(ctx context.Context, shares []share) ([]*claimed, []*flight, error) {
-	plain := make([]share, 0, len(shares))
-	var governed []share
+// claim takes what is due for the shares. It returns the deliveries and, in the
+// same order, their holders. Limited destinations are claimed apart.
+func (d *Dispatcher) claim(ctx context.Context, shares []slots.Share) ([]*claimed, []*slots.Holder, error) {
+	plain := make([]slots.Share, 0, len(shares))
+	var limited []slots.Share
 	for _, s := range shares {
-		if s.governed {
-			governed = append(governed, s)
+		if s.Limited {
+			limited = append(limited, s)
 		} else {
 			plain = append(plain, s)
 		}
 	}
-	rows, flights, err := d.claimPlain(ctx, plain)
+	rows, holders, err := d.claimPlain(ctx, plain)
 	if err != nil {
-		d.destinations.putBack(governed)
+		d.slots.PutBack(limited)
 		return nil, nil, err
 	}
-	more, theirs, err := d.claimGoverned(ctx, governed)
+	more, theirs, err := d.claimLimited(ctx, limited)
 	if err != nil {
 		if len(rows) == 0 {
 			return nil, nil, err
 		}
 		d.log.Error().Err(err).Msg("claiming for destinations with limits failed; trying again")
 	}
-	return append(rows, more...), append(flights, theirs...), nil
+	return append(rows, more...), append(holders, theirs...), nil
 }
 
-func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed, []*flight, error) {
+func (d *Dispatcher) claimPlain(ctx context.Context, shares []slots.Share) ([]*claimed, []*slots.Holder, error) {
 	if len(shares) == 0 {
 		return nil, nil, nil
 	}
@@ -111,21 +112,21 @@ func (d *Dispatcher) claimPlain(ctx context.Context, shares []share) ([]*claimed
 	args["quotas"] = quotas
 	rows, err := session.Query(ctx, d.db, "claim", args, pgx.RowToAddrOfStructByName[claimed])
 	if err != nil {
-		d.destinations.putBack(shares)
+		d.slots.PutBack(shares)
 		return nil, nil, err
 	}
 	d.metrics.claimed(len(rows), time.Since(started))
-	return rows, board(rows, shares, func(s share, n int, last floor) []*flight {
-		return d.destinations.take(s, n, last, started)
+	return rows, assign(rows, shares, func(s slots.Share, n int, last slots.Place) []*slots.Holder {
+		return d.slots.Take(s, n, last, started)
 	}), nil
 }
 
-// claimArgs are what a claim is told, whoever counts it.
-func (d *Dispatcher) claimArgs(shares []share, names []string) pgx.StrictNamedArgs {
+// claimArgs are the arguments that claim.sql and claim_governed.sql share.
+func (d *Dispatcher) claimArgs(shares []slots.Share, names []string) pgx.StrictNamedArgs {
 	at, until := make([]time.Time, len(shares)), make([]time.Time, len(shares))
 	ids := make([]int64, len(shares))
 	for i, s := range shares {
-		at[i], ids[i], until[i] = s.floor.at, s.floor.id, s.until
+		at[i], ids[i], until[i] = s.From.At, s.From.ID, s.Until
 	}
 	return pgx.StrictNamedArgs{
 		"destinations": names,
@@ -141,35 +142,35 @@ func (d *Dispatcher) claimArgs(shares []share, names []string) pgx.StrictNamedAr
 	}
 }
 
-func wanted(shares []share) (names []string, quotas []int32) {
+func wanted(shares []slots.Share) (names []string, quotas []int32) {
 	names, quotas = make([]string, len(shares)), make([]int32, len(shares))
 	for i, s := range shares {
-		names[i], quotas[i] = s.of.name, int32(s.quota)
+		names[i], quotas[i] = s.Destination, int32(s.Quota)
 	}
 	return names, quotas
 }
 
-// board gives each claimed row its flight. Take is told how many rows a share
-// brought and where the last of them lies in the index.
-func board(rows []*claimed, shares []share, take func(s share, n int, last floor) []*flight) []*flight {
+// assign gives each claimed row its holder. Take is told how many rows a share
+// brought and where the last of them lies in the claim index.
+func assign(rows []*claimed, shares []slots.Share, take func(s slots.Share, n int, last slots.Place) []*slots.Holder) []*slots.Holder {
 	byName := make(map[string][]int, len(shares))
 	for i := range rows {
 		byName[rows[i].Destination] = append(byName[rows[i].Destination], i)
 	}
-	flights := make([]*flight, len(rows))
+	holders := make([]*slots.Holder, len(rows))
 	for _, s := range shares {
-		mine := byName[s.of.name]
-		var last floor
+		mine := byName[s.Destination]
+		var last slots.Place
 		for _, i := range mine {
-			if at := (floor{rows[i].NextAttemptAt, rows[i].ID}); last.before(at) {
+			if at := (slots.Place{At: rows[i].NextAttemptAt, ID: rows[i].ID}); last.Before(at) {
 				last = at
 			}
 		}
-		for i, f := range take(s, len(mine), last) {
-			flights[mine[i]] = f
+		for i, h := range take(s, len(mine), last) {
+			holders[mine[i]] = h
 		}
 	}
-	return flights
+	return holders
 }
 
 // newer is one row of fresh.sql.
@@ -201,7 +202,7 @@ func (d *Dispatcher) fresh(ctx context.Context, quiet time.Duration) error {
 	}
 	for _, row := range rows {
 		if row.Destination != nil {
-			d.destinations.discover(*row.Destination, row.Governed, *row.Earliest, *row.Latest)
+			d.slots.Discover(*row.Destination, row.Governed, *row.Earliest, *row.Latest)
 		} else {
 			d.seen = *row.Seen
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"postern/dispatcher/post"
+	"postern/dispatcher/slots"
 	"postern/outbox/signature"
 	"postern/sql/session"
 )
@@ -41,13 +42,13 @@ type ended struct {
 }
 
 // deliver is the story of one claimed delivery.
-func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight) {
+func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *slots.Holder) {
 	defer d.flying.Done()
-	seated := d.destinations.seat(slot)
+	seated := d.slots.Acquire(slot)
 	e, send := d.gate(ctx, c)
 	switch {
 	case send && seated:
-		e = d.attempt(work, c, slot.since)
+		e = d.attempt(work, c, slot.Since())
 	case send:
 		e.verdict, e.unseated = verdictRelease, true
 		e.resp = post.Response{Started: time.Now(), Error: "no slot came free in time"}
@@ -63,7 +64,7 @@ func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *flight
 	} else {
 		d.weigh(c, &e)
 	}
-	d.destinations.land(slot, e.sent && e.verdict != verdictRelease)
+	d.slots.Release(slot, e.sent && e.verdict != verdictRelease)
 }
 
 // gate is the last look before a request. It ends deliveries that nothing needs

@@ -21,12 +21,12 @@
 //	   │    failure, release,       │ attempts used up, 410, cannot be sent
 //	   └────── lease past ──────────┴─────────▶ dead
 //
-// Only what can be started now is claimed, so that a claimed delivery is on the
-// wire within milliseconds and its lease, an attempt's timeout and a margin,
-// covers one POST. Now is when the claim is back: as many more are claimed than
-// slots are free as come free meanwhile at the present pace, an eighth at most. One
-// that has no slot then waits for it, for milliseconds, or is given back. No
-// transaction is open during a request.
+// Only what can be started at once is claimed, so that a claimed delivery is on
+// the wire within milliseconds and its lease, an attempt's timeout and a margin,
+// covers one POST. A claim may exceed the free slots by those expected to come
+// free during its round trip, at most an eighth of all. A delivery that finds no
+// slot waits for one for milliseconds, then is released. No transaction is open
+// during a request.
 package dispatcher
 
 import (
@@ -43,6 +43,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"postern/dispatcher/post"
+	"postern/dispatcher/slots"
 	"postern/migrations"
 	"postern/outbox/signature"
 	"postern/sql/session"
@@ -83,32 +84,32 @@ type Dispatcher struct {
 	post *post.Transport // for targets without a connection of their own
 	id   int64           // of this start, random
 
-	vitals       vitals // of the dealings with the database
-	connections  connections
-	answers      answerQuota // what is stored of receivers' answers
-	destinations *destinations
-	large        large // payloads held
-	outcomes     chan ended
-	collecting   sync.Mutex         // held by the writer that gathers outcomes
-	signing      []signature.Secret // of messages with a bare target_url
-	keys         keyring            // of endpoints
-	jobs         chan job           // to goroutines that wait for one
-	wakeups      chan struct{}      // a hint that something is due; holds one
-	unseen       chan struct{}      // a hint that seek has something to find; holds one
-	listener     *session.Listener
-	breakers     *breakers
-	metrics      *metrics
-	health       *health
-	warned       time.Time // of a held snapshot; used by sample alone
-	flying       sync.WaitGroup
-	recorders    sync.WaitGroup
-	behind       behind
-	unwritten    unwritten
-	lagging      chan struct{} // a hint that recording takes long, for the heartbeat; holds one
-	parked       atomic.Int32  // outcomes whose deliveries others have locked
-	lost         atomic.Int64  // requests cut and outcomes not recorded
-	orphans      chan string   // destinations whose endpoint is deleted
-	fleet        atomic.Int32  // live dispatchers at the last heartbeat
+	vitals      vitals // of the dealings with the database
+	connections connections
+	answers     answerQuota // what is stored of receivers' answers
+	slots       *slots.Pool
+	large       large // payloads held
+	outcomes    chan ended
+	collecting  sync.Mutex         // held by the writer that gathers outcomes
+	signing     []signature.Secret // of messages with a bare target_url
+	keys        keyring            // of endpoints
+	jobs        chan job           // to goroutines that wait for one
+	wakeups     chan struct{}      // a hint that something is due; holds one
+	unseen      chan struct{}      // a hint that seek has something to find; holds one
+	listener    *session.Listener
+	breakers    *breakers
+	metrics     *metrics
+	health      *health
+	warned      time.Time // of a held snapshot; used by sample alone
+	flying      sync.WaitGroup
+	recorders   sync.WaitGroup
+	behind      behind
+	unwritten   unwritten
+	lagging     chan struct{} // a hint that recording takes long, for the heartbeat; holds one
+	parked      atomic.Int32  // outcomes whose deliveries others have locked
+	lost        atomic.Int64  // requests cut and outcomes not recorded
+	orphans     chan string   // destinations whose endpoint is deleted
+	fleet       atomic.Int32  // live dispatchers at the last heartbeat
 
 	// Used by the claiming loop alone.
 	claims    claimNumbers
@@ -178,7 +179,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	d.log.Info().Int64("dispatcher", d.id).Int("slots", d.cfg.Slots).Bool("pooled", d.db.Pooled()).Msg("dispatching")
 	d.dispatch(ctx, work)
 
-	d.log.Info().Int("in_flight", d.destinations.inTheAir()).Msg("draining")
+	d.log.Info().Int("in_flight", d.slots.InUse()).Msg("draining")
 	d.drain()
 	cutWork()
 	// From here on writers give up in time, also those that a full line of
@@ -216,21 +217,21 @@ func start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 
 func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	d := &Dispatcher{
-		cfg:          cfg,
-		log:          cfg.Log,
-		now:          cfg.Now,
-		post:         post.New(cfg.transport()),
-		destinations: newDestinations(cfg.Slots),
-		claims:       newClaimNumbers(),
-		signing:      []signature.Secret{cfg.SigningSecret},
-		large:        newLarge(cfg.MemoryLimit),
-		outcomes:     make(chan ended, cfg.Slots+cfg.Batch),
-		jobs:         make(chan job),
-		wakeups:      make(chan struct{}, 1),
-		unseen:       make(chan struct{}, 1),
-		orphans:      make(chan string, steps),
-		lagging:      make(chan struct{}, 1),
-		breakers:     newBreakers(cfg.Breaker),
+		cfg:      cfg,
+		log:      cfg.Log,
+		now:      cfg.Now,
+		post:     post.New(cfg.transport()),
+		slots:    slots.New(cfg.Slots),
+		claims:   newClaimNumbers(),
+		signing:  []signature.Secret{cfg.SigningSecret},
+		large:    newLarge(cfg.MemoryLimit),
+		outcomes: make(chan ended, cfg.Slots+cfg.Batch),
+		jobs:     make(chan job),
+		wakeups:  make(chan struct{}, 1),
+		unseen:   make(chan struct{}, 1),
+		orphans:  make(chan string, steps),
+		lagging:  make(chan struct{}, 1),
+		breakers: newBreakers(cfg.Breaker),
 	}
 	if d.now == nil {
 		d.now = time.Now
@@ -302,7 +303,7 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 	idle, failures := minIdle, 0
 	for ctx.Err() == nil {
 		n, asked, err := d.round(ctx, work)
-		trickle := n == 1 && d.armed && !d.destinations.servable()
+		trickle := n == 1 && d.armed && !d.slots.Servable()
 		d.busy = n > 0 && !trickle
 		switch {
 		case ctx.Err() != nil:
@@ -320,7 +321,7 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 			}
 			idle, failures = minIdle, 0
 			if trickle { // the next one wakes us: no need to look again at once
-				d.await(ctx, d.destinations.untilNext(time.Now(), afterOne), nil)
+				d.await(ctx, d.slots.UntilNext(time.Now(), afterOne), nil)
 				idle = 2 * afterOne
 			}
 		case asked: // others may be in the line
@@ -328,17 +329,17 @@ func (d *Dispatcher) dispatch(ctx, work context.Context) {
 		default:
 			failures = 0
 			var freed <-chan struct{}
-			if d.destinations.waiting() { // for a slot, not for an insert
-				freed = d.destinations.freed
+			if d.slots.Waiting() { // for a slot, not for an insert
+				freed = d.slots.Freed()
 			}
-			idle = d.ease(idle, d.await(ctx, d.destinations.untilNext(time.Now(), idle), freed))
+			idle = d.ease(idle, d.await(ctx, d.slots.UntilNext(time.Now(), idle), freed))
 		}
 	}
 }
 
 // round looks for due work and starts what there are slots for. It returns how
-// many deliveries it started, and whether there was somebody to ask for them:
-// who had none has left the line.
+// many deliveries it started, and whether it asked the database for any:
+// destinations with nothing due are dequeued then.
 func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err error) {
 	if !d.admits() {
 		d.waitOutside(ctx, work)
@@ -350,9 +351,9 @@ func (d *Dispatcher) round(ctx, work context.Context) (n int, asked bool, err er
 	}
 	d.awaitSlots(ctx)
 	batch, slots := d.limits(time.Now())
-	room := d.destinations.room()
+	room := d.slots.Room()
 	if slots < d.cfg.Slots { // the database is not well
-		room = d.destinations.free() - (d.cfg.Slots - slots)
+		room = d.slots.Free() - (d.cfg.Slots - slots)
 	}
 	if room <= 0 {
 		d.awaitSlot(ctx)
@@ -377,7 +378,7 @@ func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, ask
 	if err := d.look(ctx); err != nil {
 		return 0, false, err
 	}
-	shares := d.destinations.choose(limit, time.Now())
+	shares := d.slots.Choose(limit, time.Now())
 	if len(shares) == 0 {
 		d.health.worked()
 		return 0, false, nil
@@ -385,14 +386,14 @@ func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, ask
 	// A claim that was sent is not cancelled: nobody would know whether its
 	// rows are ours.
 	began := time.Now()
-	rows, flights, err := d.claim(context.WithoutCancel(ctx), shares)
-	d.destinations.claimTook(time.Since(began))
+	rows, holders, err := d.claim(context.WithoutCancel(ctx), shares)
+	d.slots.ClaimTook(time.Since(began))
 	if err != nil {
 		return 0, true, err
 	}
 	d.health.worked()
 	for i := range rows {
-		d.begin(job{ctx, work, rows[i], flights[i]})
+		d.begin(job{ctx, work, rows[i], holders[i]})
 	}
 	return len(rows), true, nil
 }
@@ -401,7 +402,7 @@ func (d *Dispatcher) claimSome(ctx, work context.Context, limit int) (n int, ask
 type job struct {
 	ctx, work context.Context
 	c         *claimed
-	slot      *flight
+	slot      *slots.Holder
 }
 
 // begin starts a job at once: on a goroutine that has just finished one, whose
@@ -441,7 +442,7 @@ func (d *Dispatcher) work(j job) {
 // less often.
 func (d *Dispatcher) look(ctx context.Context) error {
 	now := time.Now()
-	if d.woken || !d.busy || !d.destinations.waiting() || now.Sub(d.lastFresh) > freshInterval {
+	if d.woken || !d.busy || !d.slots.Waiting() || now.Sub(d.lastFresh) > freshInterval {
 		quiet := time.Duration(0)
 		if d.busy {
 			quiet = busySilence
@@ -451,7 +452,7 @@ func (d *Dispatcher) look(ctx context.Context) error {
 		}
 		d.lastFresh, d.armed = now, quiet == 0
 	}
-	if d.woken && !d.destinations.waiting() {
+	if d.woken && !d.slots.Waiting() {
 		hint(d.unseen)
 	}
 	d.woken = false
@@ -496,7 +497,7 @@ func (d *Dispatcher) awaitSlot(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-timer.C:
-	case <-d.destinations.freed:
+	case <-d.slots.Freed():
 	}
 }
 
@@ -508,7 +509,7 @@ func (d *Dispatcher) awaitSlots(ctx context.Context) {
 	defer sayWell.Stop()
 	var gathered <-chan time.Time
 	for {
-		free := d.destinations.free()
+		free := d.slots.Free()
 		if free >= want || free > d.cfg.Slots/2 {
 			return
 		}
@@ -524,7 +525,7 @@ func (d *Dispatcher) awaitSlots(ctx context.Context) {
 			return
 		case <-sayWell.C: // full slots are no reason to be called unready
 			d.health.worked()
-		case <-d.destinations.freed:
+		case <-d.slots.Freed():
 		}
 	}
 }

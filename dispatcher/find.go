@@ -72,7 +72,7 @@ func (d *Dispatcher) seek(ctx context.Context) {
 		pause(ctx, least)
 		if done {
 			s.quick, s.after, s.past = false, "", 0
-			d.destinations.forget(time.Now())
+			d.slots.Forget(time.Now())
 			d.awaitUnseen(ctx, d.cfg.PollInterval-least)
 			began = time.Now()
 		}
@@ -147,8 +147,8 @@ func (d *Dispatcher) find(ctx context.Context, s *search) (done bool, err error)
 	for _, row := range rows {
 		if row.Due {
 			due = true
-			d.destinations.mark(row.Destination, row.Governed)
-			d.destinations.lookBack(row.Destination, row.NextAttemptAt)
+			d.slots.Mark(row.Destination, row.Governed)
+			d.slots.LookBack(row.Destination, row.NextAttemptAt)
 		}
 		if row.Orphaned {
 			d.orphaned(row.Destination)
@@ -180,7 +180,7 @@ type come struct {
 // note takes what was found over.
 func (d *Dispatcher) note(c come) {
 	if c.Due {
-		d.destinations.discover(*c.Destination, c.Governed, *c.Earliest, *c.Latest)
+		d.slots.Discover(*c.Destination, c.Governed, *c.Earliest, *c.Latest)
 		hint(d.wakeups)
 	}
 	if c.Orphaned {

@@ -240,7 +240,7 @@ func (d *Dispatcher) heartbeatArgs(state string) pgx.StrictNamedArgs {
 		"dispatcher":       d.id,
 		"state":            state,
 		"activity":         d.vitals.activity(),
-		"in_flight":        d.destinations.inTheAir(),
+		"in_flight":        d.slots.InUse(),
 		"unrecorded":       d.vitals.unrecorded.Load(),
 		"unrecorded_ms":    d.unwritten.age(len(d.outcomes), time.Now()),
 		"pids":             d.vitals.sessions(),

@@ -156,7 +156,7 @@ func (m *metrics) observe(d *Dispatcher) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "postern_" + name, Help: help, ConstLabels: labels}, f))
 	}
 	read("slots", "Requests that this process may have in flight.", nil, func() float64 { return float64(d.cfg.Slots) })
-	read("in_flight", "Requests that it has in flight.", nil, func() float64 { return float64(d.destinations.inTheAir()) })
+	read("in_flight", "Requests that it has in flight.", nil, func() float64 { return float64(d.slots.InUse()) })
 	read("listening", "1 while notifications arrive, 0 while it polls.", nil, func() float64 {
 		if d.listener.Works() {
 			return 1

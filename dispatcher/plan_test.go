@@ -412,3 +412,6 @@ func TestStatementsPrepare(t *testing.T) {
 		}
 	}
 }
+
+// always is an end of a claim that no row reaches.
+var always = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -452,14 +452,14 @@ func (d *Dispatcher) recorded(batch []ended) {
 	d.vitals.Recorded(len(batch), time.Now())
 	for i := range batch {
 		o := &batch[i]
-		if d.destinations.leaseEnded(o.c.Destination) {
+		if d.slots.LeaseEnded(o.c.Destination) {
 			hint(d.wakeups)
 		}
 		if o.verdict == verdictRelease { // it is to be had again only now
-			d.destinations.lookBack(o.c.Destination, o.c.NextAttemptAt)
+			d.slots.LookBack(o.c.Destination, o.c.NextAttemptAt)
 		}
 		if o.unseated {
-			d.destinations.requeue(o.c.Destination)
+			d.slots.Requeue(o.c.Destination)
 			hint(d.wakeups)
 		}
 		line := d.log.Debug()

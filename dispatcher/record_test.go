@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"postern/dispatcher/slots"
 	"postern/sql/session"
 )
 
@@ -41,17 +42,17 @@ func TestPlainOutcomesComeFirst(t *testing.T) {
 // Who had no slot is in the line again with the record of that: nobody else would
 // find it before the next scan, a POSTERN_POLL_INTERVAL later.
 func TestGivenBackForWantOfASlotIsInTheLine(t *testing.T) {
-	d := &Dispatcher{destinations: newDestinations(8), db: &session.DB{}, wakeups: make(chan struct{}, 1)}
-	ds, now := d.destinations, time.Now().Truncate(time.Microsecond)
-	ds.mark("a", false)
-	ds.land(ds.take(ds.choose(2, now)[0], 1, floor{now, 1}, now)[0], false)
-	if ds.waiting() {
+	d := &Dispatcher{slots: slots.New(8), db: &session.DB{}, wakeups: make(chan struct{}, 1)}
+	pool, now := d.slots, time.Now().Truncate(time.Microsecond)
+	pool.Mark("a", false)
+	pool.Release(pool.Take(pool.Choose(2, now)[0], 1, slots.Place{At: now, ID: 1}, now)[0], false)
+	if pool.Waiting() {
 		t.Fatal("it is in the line with nothing due")
 	}
 	c := &claimed{ID: 1, Destination: "a", NextAttemptAt: now}
 	d.recorded([]ended{{c: c, verdict: verdictRelease, unseated: true}})
-	shares := ds.choose(2, now)
-	if len(shares) != 1 || !shares[0].floor.at.Before(now) || len(d.wakeups) != 1 {
+	shares := pool.Choose(2, now)
+	if len(shares) != 1 || !shares[0].From.At.Before(now) || len(d.wakeups) != 1 {
 		t.Errorf("shares %+v, %d wake-ups", shares, len(d.wakeups))
 	}
 }

@@ -102,7 +102,7 @@ func (d *Dispatcher) retainPass(ctx context.Context, what string, keep, dead tim
 			batch = min(maxStep, batch*2)
 		}
 		factor := time.Duration(rest)
-		if d.destinations.free() < d.cfg.Slots/4 {
+		if d.slots.Free() < d.cfg.Slots/4 {
 			factor = restUnderLoad
 		}
 		if !pause(ctx, factor*cost) {

@@ -1,17 +1,19 @@
 package dispatcher
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"postern/breaker"
+	"postern/dispatcher/slots"
 	"postern/integration/harness/pgtest"
 )
 
 // A wake-up that brings nothing, for a message behind an open breaker, may hide
 // one that follows within the silence between two: it is looked again soon.
 func TestWaitsGrowUnlessWoken(t *testing.T) {
-	d := &Dispatcher{cfg: Config{PollInterval: time.Second}, wakeups: make(chan struct{}, 1), destinations: newDestinations(1)}
+	d := &Dispatcher{cfg: Config{PollInterval: time.Second}, wakeups: make(chan struct{}, 1), slots: slots.New(1)}
 	idle := minIdle
 	for range 20 {
 		idle = d.ease(idle, d.await(t.Context(), 0, nil))
@@ -27,29 +29,6 @@ func TestWaitsGrowUnlessWoken(t *testing.T) {
 	hint(d.wakeups)
 	if idle = d.ease(idle, d.await(t.Context(), time.Minute, nil)); idle != minIdle {
 		t.Errorf("after a wake-up it waits %s, want %s", idle, minIdle)
-	}
-}
-
-// Work of a destination that has all the slots it may have is waiting, and cannot
-// be served.
-func TestBlockedWorkIsNotServable(t *testing.T) {
-	ds := newDestinations(8)
-	now := time.Now()
-	ds.mark("hangs", false)
-	shares := ds.choose(8, now)
-	ds.take(shares[0], shares[0].quota, floor{now, 1}, now)
-	if !ds.servable() {
-		t.Error("it is not servable before it was asked for again")
-	}
-	if shares := ds.choose(8, now); len(shares) != 0 {
-		t.Fatalf("it may have more: %+v", shares)
-	}
-	if !ds.waiting() || ds.servable() {
-		t.Errorf("waiting: %t, servable: %t, want true and false", ds.waiting(), ds.servable())
-	}
-	ds.mark("other", false)
-	if !ds.servable() {
-		t.Error("another is not servable")
 	}
 }
 
@@ -71,15 +50,16 @@ func TestKnownWorkHidesNoNewRows(t *testing.T) {
 			t.Parallel()
 			rows := pgtest.DB(t)
 			d := opened(t, &Dispatcher{
-				destinations: newDestinations(8), breakers: newBreakers(breaker.Settings{}), unseen: make(chan struct{}, 1),
+				slots: slots.New(8), breakers: newBreakers(breaker.Settings{}), unseen: make(chan struct{}, 1),
 				lastFresh: time.Now().Add(time.Hour), woken: c.woken, busy: c.busy,
 			}, rows)
-			d.destinations.mark("https://hangs.example", false)
+			d.slots.Mark("https://hangs.example", false)
 			rows.Exec(`insert into postern.outbox (event_type, payload, target_url) values ('a', '1', 'https://new.example')`)
 			if err := d.look(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if seen := d.destinations.known["https://new.example"] != nil; seen != c.seen {
+			seen := slices.ContainsFunc(d.slots.Choose(8, time.Now()), func(s slots.Share) bool { return s.Destination == "https://new.example" })
+			if seen != c.seen {
 				t.Errorf("the new row was seen: %t, want %t", seen, c.seen)
 			}
 		})

@@ -14,7 +14,7 @@ var layers = [][]string{
 	{"sql", "outbox/signature"},
 	{"sql/session"},
 	{"migrations"},
-	{"outbox", "outbox/inbox", "breaker", "dispatcher/post"},
+	{"outbox", "outbox/inbox", "breaker", "dispatcher/post", "dispatcher/slots"},
 	{"dispatcher", "dispatcher/receive"},
 	{"cmd", "examples"},
 	{"integration"},
