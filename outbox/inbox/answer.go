@@ -45,6 +45,10 @@ func answer(w http.ResponseWriter, first bool, err error) {
 	case errors.Is(err, ErrBusy):
 		comeAgain(w)
 		reply(w, http.StatusConflict, "busy", "another delivery of this event is at work")
+	case sqlstate(err) == lockTimeout:
+		// Not 503: senders, ours among them, take that for the whole receiver.
+		comeAgain(w)
+		reply(w, http.StatusConflict, "busy", "what this event changes is locked")
 	default:
 		if Retryable(err) || errors.As(err, new(*unavailable)) {
 			comeAgain(w)

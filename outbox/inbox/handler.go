@@ -34,7 +34,8 @@ type Options struct {
 
 	// Tries is how many transactions one delivery may take when they fail in a
 	// way that Retryable knows. Zero means 3. Between them passes a random time
-	// in [0, min(200 ms, 20 ms·2ⁿ)] (full jitter), so that twins part.
+	// in [0, min(200 ms, 20 ms·2ⁿ)] (full jitter), so that twins part, and after
+	// a lock timeout also what is left of Inbox.Wait.
 	Tries int
 
 	// AcquireTimeout bounds waiting for a connection and its begin. Zero means
@@ -61,9 +62,14 @@ type Options struct {
 //
 //	200 processed   this delivery did the work and it is committed
 //	200 duplicate   it was done and committed before
-//	409 busy        another delivery of the event did not end in time; Retry-After
+//	409 busy        another delivery of the event, or whoever has locked what the work changes, did not end in time; Retry-After
 //	4xx refused     see Intake.Read
 //	503 failed      the database or the work; Retry-After where the cause is load or contention
+//
+// Each lock that the work waits for is bounded by Inbox.Wait (lock_timeout), or by
+// what the session has set lower, or by what the work sets itself. While more than
+// half of the pool's connections are in use the limit is a tenth of it, and the
+// rest passes between tries, without a connection.
 //
 // It panics if Source or Verify is missing or Source is no usable name: those
 // are mistakes of the program.
@@ -74,7 +80,8 @@ func Handler(options Options, pool *pgxpool.Pool, work func(ctx context.Context,
 	}}
 }
 
-// HandlerSQL is Handler for database/sql.
+// HandlerSQL is Handler for database/sql. Without SetMaxOpenConns it cannot know
+// how much of the pool is in use.
 func HandlerSQL(options Options, db *sql.DB, work func(ctx context.Context, tx *sql.Tx, event Event) error) http.Handler {
 	o := options.withDefaults()
 	return &handler{options: o, once: func(ctx context.Context, event Event) (first bool, err error) {
@@ -134,14 +141,20 @@ func (h *handler) fly(ctx context.Context, key eventKey, own *flight, event Even
 	return first, err
 }
 
-// persist repeats the transaction while a new one may succeed.
+// persist repeats the transaction while a new one may succeed. What is left of
+// the wait for a lock passes here, without a connection.
 func (h *handler) persist(ctx context.Context, event Event) (first bool, err error) {
 	for try := 1; ; try++ {
+		began := time.Now()
 		first, err = h.once(ctx, event)
 		if err == nil || !Retryable(err) || try >= h.options.Tries {
 			return first, err
 		}
-		pause := time.NewTimer(fullJitter(try))
+		wait := fullJitter(try)
+		if sqlstate(err) == lockTimeout {
+			wait += max(0, h.options.Inbox.Wait-time.Since(began))
+		}
+		pause := time.NewTimer(wait)
 		select {
 		case <-pause.C:
 		case <-ctx.Done():

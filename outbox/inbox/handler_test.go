@@ -303,6 +303,9 @@ func TestHandlerRetries(t *testing.T) {
 			if runs > 1 {
 				want.retryAfter = "1"
 			}
+			if code == "55P03" {
+				want = busy
+			}
 			expect(t, post(t, server, "e1"), want)
 			if ran != runs {
 				t.Fatalf("the work ran %d times, want %d", ran, runs)
@@ -524,5 +527,98 @@ func TestHandlerRefusesToBeBuiltWrong(t *testing.T) {
 			}()
 			inbox.Handler(o, nil, record)
 		}()
+	}
+}
+
+// An order that somebody else has locked holds up its own events and no others:
+// its waiters give up in time and leave most of the pool free meanwhile.
+func TestHandlerBoundsTheWorksLocks(t *testing.T) {
+	t.Parallel()
+	db := database(t)
+	db.Exec("create table orders (id text primary key, paid boolean not null default false)")
+	db.Exec("insert into orders values ('locked'), ('free')")
+	locker := begin(t, db, pgx.ReadCommitted)
+	if _, err := locker.Exec(t.Context(), "select from orders where id = 'locked' for update"); err != nil {
+		t.Fatal(err)
+	}
+	verify, arrived := options().Intake.Verify, atomic.Int32{}
+	o := options()
+	o.Inbox.Wait = 2 * time.Second
+	o.Intake.Verify = func(h http.Header, body []byte) error { arrived.Add(1); return verify(h, body) }
+	small := pool(t, db, 5)
+	server := serve(t, inbox.Handler(o, small, func(ctx context.Context, tx pgx.Tx, event inbox.Event) error {
+		order, _, _ := strings.Cut(event.ID, "-")
+		tag, err := tx.Exec(ctx, "update orders set paid = true where id = $1", order)
+		if err == nil && tag.RowsAffected() != 1 {
+			t.Errorf("there is no order %q", order)
+		}
+		return err
+	}))
+
+	var waiting sync.WaitGroup
+	for i := range 10 {
+		request := signed(t, server.URL, "locked-"+strconv.Itoa(i), "{}")
+		waiting.Go(func() {
+			if got, err := send(request); err != nil || got != busy {
+				t.Errorf("an event of the locked order: %+v, %v, want %+v", got, err, busy)
+			}
+		})
+	}
+	pgtest.Eventually(t, time.Minute, "the order's events have arrived", func() bool { return arrived.Load() == 10 })
+	start := time.Now()
+	for i := range 3 {
+		expect(t, post(t, server, "free-"+strconv.Itoa(i)), processed)
+	}
+	t.Logf("three events of another order took %v", time.Since(start))
+	gone := make(chan struct{})
+	go func() { waiting.Wait(); close(gone) }()
+	most := 0 // connections that wait for longer than all but the patient ones may
+	for over := false; !over; {
+		most = max(most, pgtest.Scan[int](t, db, `select count(*)::int from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock' and clock_timestamp() - query_start > interval '1 s'`))
+		select {
+		case <-gone:
+			over = true
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	if most < 1 || most > 2 {
+		t.Errorf("%d of 5 connections waited for the lock for long, want 1 or 2", most)
+	}
+
+	if err := locker.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, post(t, server, "locked-0"), processed)
+	for _, conn := range small.AcquireAllIdle(t.Context()) {
+		if limit := pgtest.Scan[string](t, conn, "show lock_timeout"); limit != "0" {
+			t.Errorf("lock_timeout is left at %s on a connection", limit)
+		}
+		conn.Release()
+	}
+}
+
+// The work runs under the handler's limit, unless the session's own is lower.
+func TestHandlerLimitsLocksOfTheWork(t *testing.T) {
+	t.Parallel()
+	for own, want := range map[string]string{"0": "300ms", "1min": "300ms", "50ms": "50ms"} {
+		db := database(t)
+		db.Exec("do $$ begin execute format('alter database %I set lock_timeout = ''" + own + "''', current_database()); end $$")
+		check := func(ctx context.Context, row interface{ Scan(...any) error }) error {
+			var got string
+			if err := row.Scan(&got); err != nil || got != want {
+				t.Errorf("under %s the work's lock_timeout is %q, %v, want %q", own, got, err, want)
+			}
+			return nil
+		}
+		big := pool(t, db, 4)
+		standard := stdlib.OpenDBFromPool(big)
+		t.Cleanup(func() { _ = standard.Close() })
+		expect(t, post(t, serve(t, inbox.Handler(options(), big, func(ctx context.Context, tx pgx.Tx, event inbox.Event) error {
+			return check(ctx, tx.QueryRow(ctx, "show lock_timeout"))
+		})), "e1"), processed)
+		expect(t, post(t, serve(t, inbox.HandlerSQL(options(), standard, func(ctx context.Context, tx *sql.Tx, event inbox.Event) error {
+			return check(ctx, tx.QueryRowContext(ctx, "show lock_timeout"))
+		})), "e2"), processed)
 	}
 }

@@ -26,7 +26,9 @@ var receiveStatement string
 const (
 	tableName = "postern_inbox"
 
-	// DefaultWait is how long an insert waits for an uncommitted twin. It is
+	lockTimeout = "55P03" // lock_not_available
+
+	// DefaultWait is how long one lock is waited for. It is
 	// long against a healthy handler (a few milliseconds) and short against the
 	// senders' deadlines (5 s at the strictest known), three tries included.
 	DefaultWait = 300 * time.Millisecond
@@ -47,8 +49,9 @@ type Inbox struct {
 	// statement: pgx.Identifier{"app", "postern_inbox"}.
 	Table pgx.Identifier
 
-	// Wait bounds waiting for an uncommitted twin. Zero means DefaultWait; it
-	// is rounded up to a millisecond.
+	// Wait bounds waiting for an uncommitted twin, and behind a handler each
+	// lock that the work waits for. Zero means DefaultWait; it is rounded up to
+	// a millisecond.
 	Wait time.Duration
 
 	// LongestRetry is the longest time that any sender of this inbox goes on
@@ -89,7 +92,13 @@ func (in Inbox) Receive(ctx context.Context, tx pgx.Tx, source, id string) (firs
 	if err := check(source, id); err != nil {
 		return false, err
 	}
-	err = tx.QueryRow(ctx, in.statement(receiveStatement), source, id, in.wait()).Scan(&first, nil)
+	return in.remember(ctx, tx, source, id, false)
+}
+
+// remember is Receive of what was checked. With keep, Wait also bounds each lock
+// that the transaction waits for afterwards.
+func (in Inbox) remember(ctx context.Context, tx pgx.Tx, source, id string, keep bool) (first bool, err error) {
+	err = tx.QueryRow(ctx, in.statement(receiveStatement), source, id, in.wait(), keep).Scan(&first, nil)
 	return first, received(err)
 }
 
@@ -98,8 +107,12 @@ func (in Inbox) ReceiveSQL(ctx context.Context, tx *sql.Tx, source, id string) (
 	if err := check(source, id); err != nil {
 		return false, err
 	}
-	var restored string
-	err = tx.QueryRowContext(ctx, in.statement(receiveStatement), source, id, in.wait()).Scan(&first, &restored)
+	return in.rememberSQL(ctx, tx, source, id, false)
+}
+
+func (in Inbox) rememberSQL(ctx context.Context, tx *sql.Tx, source, id string, keep bool) (first bool, err error) {
+	var limit string
+	err = tx.QueryRowContext(ctx, in.statement(receiveStatement), source, id, in.wait(), keep).Scan(&first, &limit)
 	return first, received(err)
 }
 
@@ -108,7 +121,7 @@ func (in Inbox) ReceiveSQL(ctx context.Context, tx *sql.Tx, source, id string) (
 // deadlock (40P01).
 func Retryable(err error) bool {
 	switch sqlstate(err) {
-	case "55P03", "40001", "40P01":
+	case lockTimeout, "40001", "40P01":
 		return true
 	}
 	return errors.Is(err, ErrBusy)
@@ -118,7 +131,7 @@ func received(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case sqlstate(err) == "55P03":
+	case sqlstate(err) == lockTimeout:
 		return fmt.Errorf("receive: %w: %w", ErrBusy, err)
 	}
 	return fmt.Errorf("receive: %w", err)

@@ -26,7 +26,8 @@ func (o *Options) oncePGX(ctx context.Context, pool *pgxpool.Pool, event Event, 
 		defer cancel()
 		tx.Rollback(ctx)
 	}()
-	first, err := o.Inbox.Receive(ctx, tx, event.Source, event.ID)
+	stat := pool.Stat()
+	first, err := o.patient(int(stat.AcquiredConns()), int(stat.MaxConns())).remember(ctx, tx, event.Source, event.ID, true)
 	if err != nil || !first {
 		return false, err
 	}
@@ -54,7 +55,8 @@ func (o *Options) onceSQL(ctx context.Context, db *sql.DB, event Event, work fun
 		return false, &unavailable{err}
 	}
 	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
-	first, err := o.Inbox.ReceiveSQL(ctx, tx, event.Source, event.ID)
+	stat := db.Stats()
+	first, err := o.patient(stat.InUse, stat.MaxOpenConnections).rememberSQL(ctx, tx, event.Source, event.ID, true)
 	if err != nil || !first {
 		return false, err
 	}
@@ -65,6 +67,23 @@ func (o *Options) onceSQL(ctx context.Context, db *sql.DB, event Event, work fun
 		return false, fmt.Errorf("commit: %w", err)
 	}
 	return true, nil
+}
+
+// briefShare is which part of its wait a transaction may spend on a lock while
+// more than half of the pool is in use.
+const briefShare = 10
+
+// patient returns the inbox with the wait that a transaction may spend on each
+// lock. At most half of the pool waits for the whole of it; all others wait
+// briefly, and for the rest of the time in persist, where waiting takes no
+// connection. So a row that is locked for long leaves connections to the events
+// that do not need it. Most is 0 for a pool without a limit.
+func (o *Options) patient(inUse, most int) Inbox {
+	in := o.Inbox
+	if most > 0 && inUse > most/2 {
+		in.Wait /= briefShare
+	}
+	return in
 }
 
 var isolationSQL = map[pgx.TxIsoLevel]sql.IsolationLevel{

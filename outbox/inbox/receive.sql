@@ -3,9 +3,10 @@ Remembers an event in the caller's transaction. Always one row: first = true
 means that nobody has committed this event before and the caller is now to act
 on it; false means that it is a duplicate, and the transaction goes on unharmed.
 
-An uncommitted twin makes the insert wait. $3 bounds that wait (55P03 ends it)
-and is taken back before the statement ends, so that the caller's own statements
-keep the limit they had. Each step reads from the one before it, which is what
+An uncommitted twin makes the insert wait. $3 bounds that wait (55P03 ends it).
+With $4, it goes on bounding what the transaction waits for, unless the limit that
+was in force is lower. Without, it is taken back before the statement ends, so that
+the caller's own statements keep the limit they had. Each step reads from the one before it, which is what
 fixes their order: the old limit is read, the new one set, the row inserted, the
 old one restored. Should the insert fail, the rollback restores it.
 
@@ -16,7 +17,7 @@ with before as materialized (
   select current_setting('lock_timeout') as lock_timeout
 ),
 bounded as materialized (
-  select lock_timeout, set_config('lock_timeout', $3, true)
+  select lock_timeout, set_config('lock_timeout', $3::text, true)
   from before
 ),
 inserted as (
@@ -32,5 +33,9 @@ counted as materialized (
 )
 select
   written > 0 as first,
-  set_config('lock_timeout', case when written >= 0 then lock_timeout end, true)
+  set_config('lock_timeout', case
+    when written < 0 then null
+    when $4::boolean and (lock_timeout = '0' or lock_timeout::interval > $3::text::interval) then $3::text
+    else lock_timeout
+  end, true)
 from counted, bounded
