@@ -209,7 +209,7 @@ func (d *Dispatcher) weigh(c *claimed, e *ended) {
 			hint(d.breakers.kick)
 		}
 	}
-	dead := e.sent && e.verdict == verdictDead
+	dead := e.counts && e.verdict == verdictDead
 	if e.evidence == evidenceNone && !dead {
 		return
 	}
@@ -217,7 +217,7 @@ func (d *Dispatcher) weigh(c *claimed, e *ended) {
 		Destination: c.Destination,
 		Generation:  c.Generation,
 		Claim:       c.order(),
-		Failed:      e.evidence == evidenceFailure || e.evidence == evidenceConnection,
+		Failed:      e.evidence.failed(),
 		Unreachable: e.evidence == evidenceConnection,
 		Took:        e.resp.Duration,
 		Dead:        dead,
@@ -463,7 +463,7 @@ func (d *Dispatcher) probed(c *claimed, e *ended) {
 	args := pgx.StrictNamedArgs{"destination": c.Destination, "generation": c.Generation, "dispatcher": d.id}
 	var err error
 	switch {
-	case e.failed():
+	case e.evidence.failed():
 		args["cooldown"], args["cooldown_cap"] = b.settings.Cooldown, b.settings.CooldownCap
 		args["retry_after_ms"], args["reason"] = millis(e.hold), e.complaint()
 		err = moved(ctx, d, "fail", args, func(againMs float64) {
@@ -500,11 +500,6 @@ func moved[T any](ctx context.Context, d *Dispatcher, verb string, args pgx.Stri
 		say(rows[0])
 	}
 	return err
-}
-
-// failed reports whether an attempt is evidence against its destination.
-func (e *ended) failed() bool {
-	return e.evidence == evidenceFailure || e.evidence == evidenceConnection
 }
 
 // complaint says in a few words how an attempt failed.

@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,138 +13,93 @@ import (
 	"postern/sql/session"
 )
 
-// Reasons of deliveries that end without a request.
-const (
-	reasonDeleted   = "message_deleted"
-	reasonExpired   = "expired"
-	reasonUnknown   = "outcome of the last attempt unknown"
-	reasonExhausted = "max_attempts"
-	reasonSecret    = "no_secret"
-	reasonTooLong   = "too_long" // and the column: "too_long: target_url"
-)
-
 // ended is what came of one claimed delivery, ready to be recorded.
 type ended struct {
-	c       *claimed
-	verdict verdict
-	reason  string
-	delay   time.Duration // until the next attempt
-	sent    bool          // a request was on the wire, or the attempt to get it there counts
-	resp    post.Response
+	c *claimed
+	outcome
+	resp post.Response
 
-	evidence evidence
-	hold     time.Duration // that the receiver asked for its destination
-	unseated bool          // no slot came free for it
-	plain    bool          // for finish.sql: set where outcomes are recorded
-	known    time.Time     // when it became known
-	again    bool          // an earlier try may have recorded it
+	plain bool      // for finish.sql: set where outcomes are recorded
+	known time.Time // when it became known
+	again bool      // an earlier try may have recorded it
 }
 
 // deliver is the story of one claimed delivery.
 func (d *Dispatcher) deliver(ctx, work context.Context, c *claimed, slot *slots.Holder) {
 	defer d.flying.Done()
-	seated := d.slots.Acquire(slot)
-	e, send := d.gate(ctx, c)
-	switch {
-	case send && seated:
-		e = d.attempt(work, c, slot.Since())
-	case send:
-		e.verdict, e.unseated = verdictRelease, true
-		e.resp = post.Response{Started: time.Now(), Error: "no slot came free in time"}
+	acquired := d.slots.Acquire(slot)
+	a := d.gate(ctx, c, acquired)
+	if a.unsent == "" {
+		a = d.attempt(work, c, slot.Since())
 	}
-	// The slot is held until the outcome is taken over: where outcomes cannot be
-	// recorded, nothing more is sent.
+	p := d.cfg.policy(c)
+	d.settle(ended{c: c, outcome: decide(c, &a, &p), resp: a.resp}, slot)
+}
+
+// settle hands an outcome over to be recorded, and tells the breaker and the slots
+// of it. The slot is released last: where outcomes cannot be recorded, nothing
+// more is sent.
+func (d *Dispatcher) settle(e ended, slot *slots.Holder) {
+	if e.resp.Class == post.ClassCancelled {
+		d.lost.Add(1)
+	}
 	d.vitals.unrecorded.Add(1)
 	e.known = time.Now()
 	d.metrics.ended(&e)
 	d.outcomes <- e
-	if c.Probe {
-		d.probed(c, &e)
+	if e.c.Probe {
+		d.probed(e.c, &e)
 	} else {
-		d.weigh(c, &e)
+		d.weigh(e.c, &e)
 	}
-	d.slots.Release(slot, e.sent && e.verdict != verdictRelease)
+	d.slots.Release(slot, e.counts)
 }
 
-// gate is the last look before a request. It ends deliveries that nothing needs
-// to be sent for, and releases those that may not be sent now.
-func (d *Dispatcher) gate(ctx context.Context, c *claimed) (e ended, send bool) {
-	e = ended{c: c, verdict: verdictDead}
+// gate is the last look before a request. It finds deliveries that nothing needs
+// to be sent for, and those that may not be sent now.
+func (d *Dispatcher) gate(ctx context.Context, c *claimed, acquired bool) attempt {
+	most := d.cfg.policy(c).maxAttempts
 	switch {
 	case c.MessageID == nil:
-		return d.withoutMessage(ctx, c), false
+		return d.withoutMessage(ctx, c)
 	case deref(c.Expired):
-		e.reason = reasonExpired
-	case c.Attempts > d.maxAttempts(c) && c.Lapsed:
+		return attempt{unsent: causeExpired}
+	case c.Attempts > most && c.Lapsed:
 		// The attempt before this claim was the last, and whoever made it did
-		// not live to say how it went.
-		e.reason = reasonUnknown
-	case c.Attempts > d.maxAttempts(c):
+		// not live to record it.
+		return attempt{unsent: causeUnknown}
+	case c.Attempts > most:
 		// It had attempts left until somebody lowered their number.
-		e.reason = reasonExhausted
+		return attempt{unsent: causeExhausted}
 	case c.URL == nil || c.Destination == "invalid":
-		e.reason, e.resp = reasonInvalidURL, d.invalidURL(c)
+		return attempt{unsent: causeInvalidURL, resp: d.invalidURL(c)}
 	case ctx.Err() != nil, !c.Probe && d.breakers.known.Shut(c.Destination, c.Generation), c.EndpointStatus != nil && *c.EndpointStatus != "active":
-		e.verdict = verdictRelease
-	default:
-		return e, true
+		return attempt{unsent: causeHeld}
+	case !acquired:
+		return unsent(causeNoSlot, "no slot came free in time")
 	}
-	return e, false
+	return attempt{}
 }
 
-func (d *Dispatcher) maxAttempts(c *claimed) int {
-	if c.MaxAttempts != nil {
-		return *c.MaxAttempts
-	}
-	return d.cfg.MaxAttempts
-}
-
-// attempt signs, sends and judges. It was claimed after began: a process that
-// was frozen, or waited long for the payload, sends nothing that may be another's
-// by now, nor for longer than the lease lasts.
-func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) ended {
+// attempt signs and posts. The claim began at began: a process that was frozen,
+// or waited long for the payload, sends nothing that another may have claimed by
+// now, nor waits for an answer longer than the lease lasts.
+func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) attempt {
 	free, err := d.reserve(ctx, c)
 	if err != nil {
-		return d.unsendable(c, err)
+		return unsendable(err)
 	}
 	defer free()
 	r, err := d.request(ctx, c)
 	if err != nil {
-		return d.unsendable(c, err)
+		return unsendable(err)
 	}
 	left := r.Timeout + d.cfg.LeaseMargin - time.Since(began)
 	if left <= 0 {
-		return ended{c: c, verdict: verdictRelease, resp: post.Response{Started: time.Now(), Error: "the lease ran out before the request"}}
+		return unsent(causeLeaseOver, "the lease ran out before the request")
 	}
 	r.Timeout = min(r.Timeout, left)
-	resp := d.send(ctx, c, r)
-	o := classify(&resp, c.PermanentCodes, d.cfg.RetryAfterCap)
-	e := ended{c: c, verdict: o.Verdict, reason: o.Reason, sent: resp.Status != 0 || resp.Sent, resp: resp, evidence: o.Evidence}
-	if o.HoldDestination {
-		e.hold = o.RetryAfter
-	}
-	if o.Verdict == verdictRetry && c.Probe && e.failed() {
-		// It was sent to learn about the receiver. The attempt is given back, so
-		// that no outage kills a message.
-		e.verdict, e.delay = verdictRelease, o.RetryAfter
-		return e
-	}
-	if o.Verdict == verdictRetry {
-		e.sent = true // or tried to: no connection came about
-		if c.Attempts >= d.maxAttempts(c) {
-			e.verdict, e.reason = verdictDead, reasonExhausted
-		} else {
-			e.delay = max(o.RetryAfter, d.backoff(c))
-		}
-	}
-	if o.Verdict == verdictRelease {
-		// Our own trouble: not at once again, and not all at the same time.
-		e.delay = time.Second + rand.N(time.Second)
-		if resp.Class == post.ClassCancelled {
-			d.lost.Add(1)
-		}
-	}
-	return e
+	return attempt{resp: d.send(ctx, c, r)}
 }
 
 // send posts a request over the connections that its target has. Where those
@@ -158,17 +112,6 @@ func (d *Dispatcher) send(ctx context.Context, c *claimed, r post.Request) post.
 	resp := transport.Post(ctx, r)
 	resp.Snippet = d.answers.trim(c.Destination, resp.Snippet, time.Now())
 	return resp
-}
-
-func (d *Dispatcher) backoff(c *claimed) time.Duration {
-	base, limit := d.cfg.BackoffBase, d.cfg.BackoffCap
-	if c.BackoffBaseMs != nil {
-		base = session.Duration(*c.BackoffBaseMs)
-	}
-	if c.BackoffCapMs != nil {
-		limit = session.Duration(*c.BackoffCapMs)
-	}
-	return backoff(c.Attempts, base, limit, rand.Int64N)
 }
 
 // request puts together what goes on the wire: the stored bytes, signed for

@@ -23,8 +23,9 @@ func TestNothingIsSentAfterTheLease(t *testing.T) {
 	id, url, kind := "msg_1", "https://h.example/", "application/json"
 	c := &claimed{MessageID: &id, URL: &url, ContentType: &kind, Payload: []byte("{}"), Attempts: 1}
 	// It has no transport, so that sending would be a panic.
-	e := d.attempt(t.Context(), c, time.Now().Add(-25*time.Second))
-	if e.verdict != verdictRelease || e.sent {
-		t.Errorf("verdict %v, sent %t; want it released unsent", e.verdict, e.sent)
+	a := d.attempt(t.Context(), c, time.Now().Add(-25*time.Second))
+	p := d.cfg.policy(c)
+	if o := decide(c, &a, &p); o.verdict != verdictRelease || o.logged || o.counts {
+		t.Errorf("%+v; want it released unsent", o)
 	}
 }

@@ -4,7 +4,7 @@
 //
 // The life of a delivery is one line, and deliver.go reads like it:
 //
-//	enqueue → claim → breaker gate → sign → POST → classify → record
+//	enqueue → claim → breaker gate → sign → POST → decide → record
 //
 // What is authoritative. The row in postern.delivery is the truth and the
 // database's clock schedules. A delivery may be claimed when it is pending,

@@ -195,7 +195,7 @@ func (m *metrics) ended(e *ended) {
 	if e.verdict == verdictDead {
 		m.dead.WithLabelValues(e.reason).Inc()
 	}
-	if !e.sent {
+	if !e.logged {
 		return
 	}
 	m.attemptTime.Observe(e.resp.Duration.Seconds())

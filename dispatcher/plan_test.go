@@ -107,12 +107,12 @@ func TestPlansUnderHostileStatistics(t *testing.T) {
 
 func recordArgs(newest int64, n int) pgx.NamedArgs {
 	args := pgx.NamedArgs{"dispatcher": int64(1), "disable_after": 120 * time.Hour, "again": true}
-	ids, numbers, floats, small, texts, verdicts, sent := make([]int64, n), make([]int32, n), make([]float64, n), make([]int32, n), make([]string, n), make([]string, n), make([]bool, n)
+	ids, numbers, floats, small, texts, verdicts, yes := make([]int64, n), make([]int32, n), make([]float64, n), make([]int32, n), make([]string, n), make([]string, n), make([]bool, n)
 	for i := range n {
 		ids[i] = newest - int64(n-i)
 		texts[i] = fmt.Sprintf("ep_%d", i)
 		verdicts[i] = []string{"delivered", "retry"}[i%2]
-		sent[i] = true
+		yes[i] = true
 	}
 	for _, name := range []string{"delivery_ids", "tokens", "claim_ids", "outbox_ids", "endpoint_generations"} {
 		args[name] = ids
@@ -123,13 +123,16 @@ func recordArgs(newest int64, n int) pgx.NamedArgs {
 	for _, name := range []string{"ages_ms", "durations_ms", "delays_ms"} {
 		args[name] = floats
 	}
-	args["outcomes"], args["sent"], args["numbers"], args["statuses"] = verdicts, sent, numbers, small
+	args["outcomes"], args["numbers"], args["statuses"] = verdicts, numbers, small
+	for _, name := range []string{"logged", "count_attempts", "await_leases", "endpoint_failed", "endpoint_gone"} {
+		args[name] = yes
+	}
 	return args
 }
 
 func finishArgs(newest int64, n int) pgx.NamedArgs {
 	args := recordArgs(newest, n)
-	for _, name := range []string{"message_ids", "outcomes", "sent", "classes", "errors", "reasons", "delays_ms", "endpoint_generations", "disable_after", "again"} {
+	for _, name := range []string{"message_ids", "outcomes", "logged", "count_attempts", "await_leases", "endpoint_failed", "endpoint_gone", "classes", "errors", "reasons", "delays_ms", "endpoint_generations", "disable_after", "again"} {
 		delete(args, name)
 	}
 	return args

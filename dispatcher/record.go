@@ -306,7 +306,7 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) (gone []ended
 	if batch[0].plain {
 		gone, err = d.finish(ctx, batch)
 	} else {
-		rows, err = session.Query(ctx, d.db, "record", d.outcomesOf(batch), pgx.RowToStructByName[recordedRow])
+		rows, err = session.Query(ctx, d.db, "record", d.outcomeArgs(batch), pgx.RowToStructByName[recordedRow])
 	}
 	if err != nil {
 		d.metrics.failed("record")
@@ -324,7 +324,7 @@ func (d *Dispatcher) writeOnce(ctx context.Context, batch []ended) (gone []ended
 
 // finish records successes, and returns those whose deliveries are gone.
 func (d *Dispatcher) finish(ctx context.Context, batch []ended) (gone []ended, err error) {
-	missing, err := session.Query(ctx, d.db, "finish", d.attempts(batch), pgx.RowTo[int64])
+	missing, err := session.Query(ctx, d.db, "finish", d.attemptArgs(batch), pgx.RowTo[int64])
 	if err != nil || len(missing) == 0 {
 		return nil, err
 	}
@@ -351,8 +351,8 @@ func (d *Dispatcher) sayUnmatched(batch []ended, rows []recordedRow) {
 	}
 }
 
-// attempts are the arguments of finish.sql: what the log says of each request.
-func (d *Dispatcher) attempts(batch []ended) pgx.StrictNamedArgs {
+// attemptArgs returns the arguments of finish.sql: what is logged of each request.
+func (d *Dispatcher) attemptArgs(batch []ended) pgx.StrictNamedArgs {
 	n := len(batch)
 	var (
 		deliveries, claims, outboxes = make([]int64, n), make([]int64, n), make([]int64, n)
@@ -382,26 +382,37 @@ func (d *Dispatcher) attempts(batch []ended) pgx.StrictNamedArgs {
 	}
 }
 
-// outcomesOf are the arguments of record.sql: the attempts, and what becomes of
-// the deliveries.
-func (d *Dispatcher) outcomesOf(batch []ended) pgx.StrictNamedArgs {
+// outcomeArgs returns the arguments of record.sql: the attempts, and what was
+// decided about the deliveries.
+func (d *Dispatcher) outcomeArgs(batch []ended) pgx.StrictNamedArgs {
 	n := len(batch)
 	var (
 		messages               = make([]*string, n)
-		verdicts, sent         = make([]string, n), make([]bool, n)
+		outcomes               = make([]string, n)
+		logged, counts         = make([]bool, n), make([]bool, n)
+		failed, gone           = make([]bool, n), make([]bool, n)
+		awaits                 = make([]bool, n)
 		classes, errs, reasons = make([]*string, n), make([]*string, n), make([]*string, n)
-		delays, generations    = make([]float64, n), make([]*int64, n)
+		waits, delays          = make([]float64, n), make([]*float64, n)
+		generations            = make([]*int64, n)
 	)
 	for i := range batch {
 		o := &batch[i]
-		messages[i], verdicts[i], sent[i] = o.c.MessageID, o.verdict.String(), o.sent
+		messages[i], outcomes[i], logged[i], counts[i] = o.c.MessageID, o.verdict.String(), o.logged, o.counts
+		failed[i], gone[i], awaits[i] = o.endpointFailed, o.endpointGone, o.awaitsLease
 		classes[i], errs[i], reasons[i] = text((*string)(&o.resp.Class)), text(&o.resp.Error), text(&o.reason)
-		delays[i], generations[i] = millis(o.delay), o.c.EndpointGeneration
+		if o.moves {
+			waits[i] = millis(o.delay)
+			delays[i] = &waits[i]
+		}
+		generations[i] = o.c.EndpointGeneration
 	}
-	args := d.attempts(batch)
+	args := d.attemptArgs(batch)
 	maps.Copy(args, pgx.StrictNamedArgs{
-		"message_ids": messages, "again": slices.ContainsFunc(batch, func(e ended) bool { return e.again }), "outcomes": verdicts, "sent": sent, "classes": classes, "errors": errs, "reasons": reasons,
-		"delays_ms": delays, "endpoint_generations": generations, "disable_after": interval(d.cfg.DisableAfter),
+		"message_ids": messages, "again": slices.ContainsFunc(batch, func(e ended) bool { return e.again }),
+		"outcomes": outcomes, "logged": logged, "count_attempts": counts, "classes": classes, "errors": errs, "reasons": reasons,
+		"delays_ms": delays, "await_leases": awaits, "endpoint_failed": failed, "endpoint_gone": gone,
+		"endpoint_generations": generations, "disable_after": interval(d.cfg.DisableAfter),
 	})
 	return args
 }
@@ -458,7 +469,7 @@ func (d *Dispatcher) recorded(batch []ended) {
 		if o.verdict == verdictRelease { // it is to be had again only now
 			d.slots.LookBack(o.c.Destination, o.c.NextAttemptAt)
 		}
-		if o.unseated {
+		if o.requeue {
 			d.slots.Requeue(o.c.Destination)
 			hint(d.wakeups)
 		}

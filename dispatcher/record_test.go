@@ -12,7 +12,7 @@ import (
 func TestPlainOutcomesComeFirst(t *testing.T) {
 	yes, one, two := true, int64(1), int64(2)
 	of := func(id int64, endpoint *int64, v verdict) ended {
-		return ended{c: &claimed{ID: id, EndpointID: endpoint}, verdict: v}
+		return ended{c: &claimed{ID: id, EndpointID: endpoint}, outcome: outcome{verdict: v}}
 	}
 	recovered, cut := of(6, &two, verdictDelivered), of(7, nil, verdictDelivered)
 	recovered.c.Failing, cut.resp.Error = &yes, "the body was cut short"
@@ -50,7 +50,7 @@ func TestGivenBackForWantOfASlotIsInTheLine(t *testing.T) {
 		t.Fatal("it is in the line with nothing due")
 	}
 	c := &claimed{ID: 1, Destination: "a", NextAttemptAt: now}
-	d.recorded([]ended{{c: c, verdict: verdictRelease, unseated: true}})
+	d.recorded([]ended{{c: c, outcome: outcome{verdict: verdictRelease, requeue: true}}})
 	shares := pool.Choose(2, now)
 	if len(shares) != 1 || !shares[0].From.At.Before(now) || len(d.wakeups) != 1 {
 		t.Errorf("shares %+v, %d wake-ups", shares, len(d.wakeups))

@@ -23,35 +23,38 @@ a second WAL record.)
 As in claim.sql, nothing is joined that could be walked through as a whole
 instead of looked up.
 
-Rows come in order of delivery id and are locked in that order. Of those that
-were not delivered it returns the ones that were still ours; one that is missing
-had been taken over, cancelled or deleted. Others are unmatched. Other rows tell endpoints that were
-disabled: by a 410 to a request of the generation that the endpoint still has,
-or because there was nothing but failures for @disable_after (null: never), at
-least five of them, each a tenth of that time after the one counted before: time
-alone is no evidence against an endpoint that gets little. When failing began is
-kept with the endpoint, and forgotten after the first success. For a hundredth of that time after it, failing does not begin
-anew, so that an endpoint that fails now and then does not have its row written
-all the time. An endpoint that somebody else is changing is left to him and to
-the next outcome.
+What is written was decided by the dispatcher (decide.go): whether there is an
+attempt to log (@logged), whether it uses one of the delivery's attempts
+(@count_attempts), when the delivery is due again (@delays_ms; null: it keeps its
+place), whether it first waits out its lease because the receiver may still be
+at work (@await_leases), and whether it counts against its endpoint
+(@endpoint_failed, @endpoint_gone).
 
-A delivery that could not be sent gets its attempt back, and so does one that
-was released: for no fault of the receiver, or because it was a probe. It keeps
-its place in the line if nothing was sent and it is not to wait: a probe that
-failed goes behind the others, or it would be the next one again. One that could
-not connect has used its attempt. Where a request was cut short on the wire, the
-receiver may still be at work, so the delivery waits out its lease.
+Rows are locked in the order of their delivery ids. Of the outcomes that were
+not delivered it returns the claims that were still ours; one that is missing had
+been taken over, cancelled or deleted. Others are unmatched. Other rows tell
+endpoints that were disabled: because one is gone, by a request of the generation
+that the endpoint still has, or because there was nothing but failures for
+@disable_after (null: never), at least five of them, each a tenth of that time
+after the one counted before: time alone is no evidence against an endpoint that
+gets little. When failing began is kept with the endpoint, and forgotten after
+the first success. For a hundredth of that time after a success, failing does not
+begin anew, so that an endpoint that fails now and then does not have its row
+written all the time. An endpoint that somebody else is changing is left to the
+next outcome.
 */
 with outcome as materialized (
   select *
     from unnest(
            @delivery_ids::bigint[], @tokens::bigint[], @claim_ids::bigint[], @outbox_ids::bigint[], @message_ids::text[],
-           @destinations::text[], @outcomes::text[], @sent::boolean[],
+           @destinations::text[], @outcomes::text[], @logged::boolean[], @count_attempts::boolean[],
            @numbers::integer[], @ages_ms::double precision[], @durations_ms::real[],
            @statuses::smallint[], @classes::text[], @errors::text[], @responses::text[],
-           @reasons::text[], @delays_ms::double precision[], @endpoint_generations::bigint[])
-         as o (delivery_id, token, claim_id, outbox_id, message_id, destination, outcome, sent,
-               number, age_ms, duration_ms, status, class, error, response, reason, delay_ms, endpoint_generation)
+           @reasons::text[], @delays_ms::double precision[], @await_leases::boolean[],
+           @endpoint_generations::bigint[], @endpoint_failed::boolean[], @endpoint_gone::boolean[])
+         as o (delivery_id, token, claim_id, outbox_id, message_id, destination, outcome, logged, counts_attempt,
+               number, age_ms, duration_ms, status, class, error, response, reason, delay_ms, awaits_lease,
+               endpoint_generation, endpoint_failed, endpoint_gone)
 ),
 delivered as (
   delete from postern.delivery d
@@ -63,20 +66,15 @@ changed as (
   update postern.delivery d
      set status          = case o.outcome when 'dead' then 'dead' else d.status end,
          reason          = o.reason,
-         attempts        = d.attempts - case when o.outcome = 'release' or not o.sent then 1 else 0 end,
-         next_attempt_at = case o.outcome
-                             when 'retry' then now() + o.delay_ms * interval '1 ms'
-                             when 'release' then case when o.sent and o.status is null then d.leased_until
-                                                      when o.sent or o.delay_ms > 0 then greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms')
-                                                      else d.next_attempt_at end
-                             else d.next_attempt_at
-                           end,
-         scheduled       = d.scheduled or o.outcome = 'retry' or (o.outcome = 'release' and (o.sent or o.delay_ms > 0)),
+         attempts        = d.attempts - case when o.counts_attempt then 0 else 1 end,
+         next_attempt_at = case when o.awaits_lease then d.leased_until
+                                else greatest(d.next_attempt_at, now() + o.delay_ms * interval '1 ms') end,
+         scheduled       = d.scheduled or o.awaits_lease or o.delay_ms is not null,
          leased_until    = null,
          claim_id        = null,
          claimed_by      = null,
-         last_status     = case when o.sent then o.status else d.last_status end,
-         last_error      = case when o.outcome = 'release' or (not o.sent and o.error is null) then d.last_error else o.error end
+         last_status     = case when o.logged then o.status else d.last_status end,
+         last_error      = case when o.outcome = 'release' or (not o.logged and o.error is null) then d.last_error else o.error end
     from outcome o
    where o.outcome <> 'delivered'
      and d.id = o.delivery_id
@@ -106,7 +104,7 @@ logged as (
   select claim_id, delivery_id, outbox_id, now() - age_ms * interval '1 ms', @dispatcher, number, duration_ms,
          status, outcome, destination, class, error, response
     from known k
-   where sent
+   where logged
      and matched
      and ((ours and not @again::boolean)
           or (select a.claim_id
@@ -116,8 +114,8 @@ logged as (
 heard as materialized (
   select postern.endpoint_of(destination) as endpoint_id,
          bool_or(outcome = 'delivered') as delivered,
-         bool_or(outcome <> 'delivered' and (status is not null or class in ('dns', 'connect', 'tls', 'timeout', 'eof', 'protocol'))) as failed,
-         max(endpoint_generation) filter (where status = 410) as gone
+         bool_or(endpoint_failed) as failed,
+         max(endpoint_generation) filter (where endpoint_gone) as gone
     from known
    where endpoint_generation is not null
      and matched

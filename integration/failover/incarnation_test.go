@@ -59,7 +59,9 @@ func outcomeArgs(of identity, outcome string, status int16) pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"dispatcher": claimer, "again": false, "disable_after": time.Microsecond,
 		"ids": []int64{of.ID}, "delivery_ids": []int64{of.ID}, "tokens": []int64{of.Token}, "claim_ids": []int64{of.ClaimID}, "outbox_ids": []int64{of.OutboxID},
-		"message_ids": []*string{of.MessageID}, "destinations": []string{"ep_1"}, "outcomes": []string{outcome}, "sent": []bool{true},
+		"message_ids": []*string{of.MessageID}, "destinations": []string{"ep_1"}, "outcomes": []string{outcome},
+		"logged": []bool{true}, "count_attempts": []bool{true}, "await_leases": []bool{false},
+		"endpoint_failed": []bool{outcome != "delivered"}, "endpoint_gone": []bool{status == 410},
 		"numbers": []int32{1}, "ages_ms": []float64{0}, "durations_ms": []float32{1}, "statuses": []int16{status},
 		"classes": []*string{nil}, "errors": []*string{nil}, "responses": []*string{nil}, "reasons": []*string{nil},
 		"delays_ms": []float64{0}, "endpoint_generations": []int64{1},
