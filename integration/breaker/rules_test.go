@@ -49,7 +49,7 @@ func tripArgs(destination string) pgx.StrictNamedArgs {
 
 func probeArgs(destination string, dispatcher int64) pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{
-		"destinations": []string{destination}, "quota": 5, "dispatcher": dispatcher,
+		"destinations": []string{destination}, "quota": 5, "claim": int64(1), "dispatcher": dispatcher,
 		"timeout": time.Second, "margin": time.Second, "inline": 1 << 14,
 	}
 }
