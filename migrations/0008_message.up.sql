@@ -41,7 +41,9 @@ One row per message and destination: what becomes of it, and why.
 Three parts that no row shares: deliveries that exist; attempts that delivered,
 since a delivered delivery is gone; messages with neither. The status of the
 last two is a constant, so a query that says which status it wants reads only
-the part that has it. */
+the part that has it. That takes columns of one type in all three, hence the casts
+of domains, which cost nothing: where types differ, Postgres pushes no condition
+into a union, and reads all three whole. */
 
 create view postern.message as
 select d.outbox_id,
@@ -49,7 +51,7 @@ select d.outbox_id,
        o.tenant,
        o.event_type,
        d.destination,
-       d.status,
+       d.status::text as status,
        d.reason,
        case d.status
          when 'pending' then postern.waits_for(
@@ -57,8 +59,8 @@ select d.outbox_id,
            b.state, b.retry_at, b.hold_until,
            (select not postern.passes(g) from postern.breaker g where g.destination = 'database'))
        end as waits_for,
-       d.attempts,
-       case when d.status in ('pending', 'held') then d.next_attempt_at end as next_attempt_at,
+       d.attempts::integer as attempts,
+       case when d.status in ('pending', 'held') then d.next_attempt_at::timestamptz end as next_attempt_at,
        d.last_status,
        d.last_error,
        null::timestamptz as delivered_at,

@@ -419,7 +419,7 @@ CREATE VIEW postern.message AS
     o.tenant,
     o.event_type,
     d.destination,
-    d.status,
+    (d.status)::text AS status,
     d.reason,
         CASE d.status
             WHEN 'pending'::text THEN postern.waits_for(d.leased_until, (d.next_attempt_at)::timestamp with time zone, (d.attempts)::integer, e.status, b.forced, b.forced_until, b.state, b.retry_at, b.hold_until, ( SELECT (NOT postern.passes(g.*))
@@ -427,7 +427,7 @@ CREATE VIEW postern.message AS
               WHERE (g.destination = 'database'::text)))
             ELSE NULL::text
         END AS waits_for,
-    d.attempts,
+    (d.attempts)::integer AS attempts,
         CASE
             WHEN ((d.status)::text = ANY (ARRAY['pending'::text, 'held'::text])) THEN (d.next_attempt_at)::timestamp with time zone
             ELSE NULL::timestamp with time zone
