@@ -42,7 +42,9 @@ func TestMessageReadsWhatIsAskedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, table := range readWhole(t, plan) {
-				if table == "attempt" || table == "outbox" && !strings.Contains(query, "count") {
+				// How many messages are looked up for many deliveries is the planner's choice.
+				many := strings.Contains(query, "count") || strings.Contains(query, "limit")
+				if table == "attempt" || table == "outbox" && !many {
 					t.Errorf("reads %s whole:\n%s", table, plan)
 				}
 			}
