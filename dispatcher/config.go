@@ -8,17 +8,25 @@ import (
 
 	"postern/breaker"
 	"postern/dispatcher/post"
+	"postern/outbox/seal"
 	"postern/outbox/signature"
 )
 
 // Config is everything a dispatcher is told. Durations and sizes have no
 // hidden meaning for zero unless a field says so; cmd/postern validates them.
 type Config struct {
-	DatabaseURL   string
-	ListenURL     string // a direct connection for LISTEN; empty: DatabaseURL
-	Schema        string
-	Version       string // of the program, for the dispatcher's row and User-Agent
-	SigningSecret signature.Secret
+	DatabaseURL string
+	ListenURL   string // a direct connection for LISTEN; empty: DatabaseURL
+	Schema      string
+	Version     string // of the program, for the dispatcher's row and User-Agent
+
+	// SigningSecrets sign messages with a target_url of their own: shared secrets
+	// and private keys, the current ones first, during a rotation old ones as well.
+	SigningSecrets []signature.Secret
+
+	// SealingKeys open what is sealed in the database, and seal what is not; nil:
+	// secrets lie there as they were written.
+	SealingKeys *seal.Keys
 
 	Slots         int           // POSTs at one time
 	Batch         int           // most deliveries in one claim, most outcomes in one record

@@ -14,6 +14,7 @@ import (
 
 // connectionRow is a row of connections.sql.
 type connectionRow struct {
+	ID          int64
 	EndpointID  *int64
 	Tenant      *string
 	TargetURL   *string
@@ -59,9 +60,10 @@ func (d *Dispatcher) readConnections(ctx context.Context) error {
 	}
 	set := &connectionSet{endpoints: map[int64]*connection{}, sources: map[string]*connection{}}
 	for _, row := range rows {
+		err := d.openKey(&row)
 		c := kept[row.identity()]
 		if c == nil {
-			c = d.newConnection(row)
+			c = d.newConnection(row, err)
 		}
 		delete(kept, row.identity())
 		if row.EndpointID != nil {
@@ -79,8 +81,26 @@ func (d *Dispatcher) readConnections(ctx context.Context) error {
 	return nil
 }
 
-func (d *Dispatcher) newConnection(row connectionRow) *connection {
-	c := &connection{row: row, origin: post.Origin(row.Origin)}
+// openKey opens the private key of a row. What does not open stays sealed.
+func (d *Dispatcher) openKey(row *connectionRow) error {
+	if row.PrivateKey == nil {
+		return nil
+	}
+	opened, err := d.cfg.SealingKeys.Open(*row.PrivateKey, placeOf("connection", row.ID, "private_key"))
+	if err != nil {
+		return sealedError{"connection of " + row.name(), "private key", err}
+	}
+	row.PrivateKey = &opened
+	return nil
+}
+
+// newConnection makes the transport of a row, unless its key did not open.
+func (d *Dispatcher) newConnection(row connectionRow, err error) *connection {
+	c := &connection{row: row, origin: post.Origin(row.Origin), err: err}
+	if err != nil {
+		d.sayCannotOpen(err)
+		return c
+	}
 	trust := post.Trust{
 		AllowHTTP: row.AllowHTTP, CA: deref(row.CA), Certificate: deref(row.Certificate), PrivateKey: deref(row.PrivateKey),
 	}

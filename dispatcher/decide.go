@@ -75,6 +75,7 @@ const (
 	causeInvalidHeader cause = cause(post.ClassInvalidHeader)
 
 	// No request was made now.
+	causeSealed    cause = "sealed"     // with a key that this process lacks
 	causeHeld      cause = "held"       // shutdown, an open breaker, or an endpoint that is not active
 	causeNoSlot    cause = "no slot"    // none came free in time
 	causeLeaseOver cause = "lease over" // before the request
@@ -96,6 +97,7 @@ const (
 	never     next = iota
 	inPlace        // when its turn comes: it keeps its place in the queue
 	pause1s        // after 1 to 2 seconds
+	pause10s       // after 10 to 20 seconds
 	briefly        // as backedOff, but the backoff is at most briefCap
 	backedOff      // after the backoff, or Retry-After if that is longer
 )
@@ -119,8 +121,8 @@ type rule struct {
 //
 // A 4xx tells nothing about the receiver's health, since the message or the
 // configuration is at fault. 425 (Too Early, RFC 8470) asks for the same request
-// a moment later and is nobody's failure. A retry always uses an attempt, so
-// MaxAttempts bounds all of them.
+// a moment later and is nobody's failure. A retry after a request always uses an
+// attempt, so MaxAttempts bounds all of them.
 var statuses = []struct {
 	from, to int
 	rule     rule // verdict, reason, breaker's evidence, endpoint, Retry-After holds the destination, next attempt
@@ -157,6 +159,7 @@ var causes = map[cause]rule{
 	causeExhausted:           {verdictDead, reasonExhausted, evidenceNone, ignored, false, never},
 	causeSecret:              {verdictDead, reasonSecret, evidenceNone, ignored, false, never},
 
+	causeSealed:                {verdictRetry, "", evidenceNone, ignored, false, pause10s},
 	cause(post.ClassCancelled): {verdictRelease, "", evidenceNone, ignored, false, pause1s},
 	cause(post.ClassLocal):     {verdictRelease, "", evidenceNone, ignored, false, pause1s},
 	causeOurs:                  {verdictRelease, "", evidenceNone, ignored, false, pause1s},
@@ -248,6 +251,8 @@ func decide(c *claimed, a *attempt, p *policy) outcome {
 		// that no outage kills a message; the delivery goes behind the others, or
 		// it would be the next probe again.
 		o.verdict, o.delay, o.moves = verdictRelease, retryAfter, onWire || retryAfter > 0
+	case r.verdict == verdictRetry && a.unsent != "": // its error is stored, but no attempt is used
+		o.moves, o.delay = true, p.wait(r.next, c.Attempts)
 	case r.verdict == verdictRetry:
 		o.logged, o.counts = true, true
 		if c.Attempts >= p.maxAttempts {
@@ -271,6 +276,8 @@ func (p *policy) wait(n next, attempts int) time.Duration {
 	switch n {
 	case pause1s: // not all at once
 		return time.Second + time.Duration(p.random(int64(time.Second)))
+	case pause10s:
+		return 10*time.Second + time.Duration(p.random(int64(10*time.Second)))
 	case briefly:
 		return backoff(attempts, p.backoffBase, min(p.backoffCap, briefCap), p.random)
 	case backedOff:

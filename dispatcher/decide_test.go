@@ -97,6 +97,7 @@ func TestDecideUnsent(t *testing.T) {
 		causeSecret:        {verdict: verdictDead, reason: reasonSecret},
 		causeInvalidURL:    {verdict: verdictDead, reason: reasonInvalidURL},
 		causeInvalidHeader: {verdict: verdictDead, reason: reasonInvalidHeader},
+		causeSealed:        {verdict: verdictRetry, moves: true, delay: 20*time.Second - 1},
 		causeHeld:          {verdict: verdictRelease},
 		causeNoSlot:        {verdict: verdictRelease, requeue: true},
 		causeLeaseOver:     {verdict: verdictRelease},

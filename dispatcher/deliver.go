@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -91,6 +92,9 @@ func (d *Dispatcher) attempt(ctx context.Context, c *claimed, began time.Time) a
 	}
 	defer free()
 	r, err := d.request(ctx, c)
+	if isSealed(err) {
+		d.sayCannotOpen(err)
+	}
 	if err != nil {
 		return unsendable(err)
 	}
@@ -126,22 +130,31 @@ func (d *Dispatcher) request(ctx context.Context, c *claimed) (post.Request, err
 	if err != nil {
 		return r, err
 	}
-	theirs, err := post.ReadHeaders(c.EndpointHeaders)
-	if err != nil {
+	if c.EndpointID != nil {
+		theirs, err := d.keys.headersOf(*c.EndpointID, c.EndpointHeaders)
+		if err != nil {
+			return r, err
+		}
+		if r.URL, err = d.keys.urlOf(*c.EndpointID, *c.URL); err != nil {
+			return r, err
+		}
+		own = post.MergeHeaders(theirs, own)
+	}
+	r.Headers = append(slices.Clip(own), post.Provenance(c.Source, c.EventID)...)
+	if _, err := d.transport(c); isSealed(err) {
 		return r, err
 	}
-	r.Headers = append(post.MergeHeaders(theirs, own), post.Provenance(c.Source, c.EventID)...)
 	if r.Body, err = d.payload(ctx, c); err != nil {
 		return r, err
 	}
-	style, secrets, err := d.secrets(c)
+	style, with, err := d.secrets(c)
 	if err != nil {
 		return r, err
 	}
-	r.Signed, err = signature.Headers(style, secrets, *c.MessageID, d.now(), r.Body)
-	if err != nil && len(secrets) > 1 {
+	r.Signed, err = signature.Headers(style, with.list, *c.MessageID, d.now(), r.Body)
+	if err != nil && len(with.list) > with.current {
 		// A predecessor that this style cannot use must not end the messages.
-		r.Signed, err = signature.Headers(style, secrets[:1], *c.MessageID, d.now(), r.Body)
+		r.Signed, err = signature.Headers(style, with.list[:with.current], *c.MessageID, d.now(), r.Body)
 	}
 	return r, err
 }
@@ -162,29 +175,19 @@ func (d *Dispatcher) payload(ctx context.Context, c *claimed) ([]byte, error) {
 	return rows[0], nil
 }
 
-// secrets returns how a delivery is signed and with what, the current secret
-// first. A message with a bare target_url is signed with the one configured
-// secret.
-func (d *Dispatcher) secrets(c *claimed) (signature.Style, []signature.Secret, error) {
+// secrets returns how a delivery is signed and with what, the current secrets
+// first. A message with a bare target_url is signed with the configured ones.
+func (d *Dispatcher) secrets(c *claimed) (signature.Style, signers, error) {
 	if c.EndpointID == nil {
 		return signature.Standard, d.signing, nil
 	}
 	style, err := signature.ParseStyle(deref(c.Style))
 	if err != nil {
-		return style, nil, secretError{err}
+		return style, signers{}, secretError{err}
 	}
 	if c.Secret == nil {
-		return style, nil, secretError{fmt.Errorf("endpoint %d has no secret", *c.EndpointID)}
+		return style, signers{}, secretError{fmt.Errorf("endpoint %d has no secret", *c.EndpointID)}
 	}
-	current, err := d.keys.parse(*c.Secret)
-	if err != nil {
-		return style, nil, secretError{err}
-	}
-	list := []signature.Secret{current}
-	if c.PreviousSecret != nil {
-		if previous, err := d.keys.parse(*c.PreviousSecret); err == nil {
-			list = append(list, previous)
-		}
-	}
-	return style, list, nil
+	with, err := d.keys.signersOf(*c.EndpointID, c.Secret, c.PreviousSecret)
+	return style, with, err
 }

@@ -18,7 +18,7 @@ func TestNothingIsSentAfterTheLease(t *testing.T) {
 	d := &Dispatcher{
 		cfg:     Config{Timeout: 10 * time.Second, LeaseMargin: 15 * time.Second},
 		now:     time.Now,
-		signing: []signature.Secret{secret},
+		signing: signers{[]signature.Secret{secret}, 1},
 	}
 	id, url, kind := "msg_1", "https://h.example/", "application/json"
 	c := &claimed{MessageID: &id, URL: &url, ContentType: &kind, Payload: []byte("{}"), Attempts: 1}

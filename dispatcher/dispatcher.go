@@ -45,7 +45,6 @@ import (
 	"postern/dispatcher/post"
 	"postern/dispatcher/slots"
 	"postern/migrations"
-	"postern/outbox/signature"
 	"postern/sql/session"
 )
 
@@ -90,12 +89,13 @@ type Dispatcher struct {
 	slots       *slots.Pool
 	large       large // payloads held
 	outcomes    chan ended
-	collecting  sync.Mutex         // held by the writer that gathers outcomes
-	signing     []signature.Secret // of messages with a bare target_url
-	keys        keyring            // of endpoints
-	jobs        chan job           // to goroutines that wait for one
-	wakeups     chan struct{}      // a hint that something is due; holds one
-	unseen      chan struct{}      // a hint that seek has something to find; holds one
+	collecting  sync.Mutex    // held by the writer that gathers outcomes
+	signing     signers       // of messages with a bare target_url
+	keys        keyring       // of endpoints
+	cannotOpen  atomic.Int64  // when a value that did not open was last told, in Unix nanoseconds
+	jobs        chan job      // to goroutines that wait for one
+	wakeups     chan struct{} // a hint that something is due; holds one
+	unseen      chan struct{} // a hint that seek has something to find; holds one
 	listener    *session.Listener
 	breakers    *breakers
 	metrics     *metrics
@@ -175,6 +175,7 @@ func (d *Dispatcher) run(ctx context.Context) error {
 	background.Go(func() { d.retain(ctx) })
 	background.Go(func() { d.sample(ctx) })
 	background.Go(func() { d.watchTrouble(ctx) })
+	background.Go(func() { d.keepSealed(ctx) })
 
 	d.log.Info().Int64("dispatcher", d.id).Int("slots", d.cfg.Slots).Bool("pooled", d.db.Pooled()).Msg("dispatching")
 	d.dispatch(ctx, work)
@@ -223,7 +224,8 @@ func tryStart(ctx context.Context, cfg Config) (*Dispatcher, error) {
 		post:     post.New(cfg.transport()),
 		slots:    slots.New(cfg.Slots),
 		claims:   newClaimNumbers(),
-		signing:  []signature.Secret{cfg.SigningSecret},
+		signing:  signers{cfg.SigningSecrets, len(cfg.SigningSecrets)},
+		keys:     keyring{sealing: cfg.SealingKeys},
 		large:    newLarge(cfg.MemoryLimit),
 		outcomes: make(chan ended, cfg.Slots+cfg.Batch),
 		jobs:     make(chan job),
@@ -295,7 +297,7 @@ func (d *Dispatcher) register(ctx context.Context) error {
 // identity is what the fleet is told of this process.
 func (d *Dispatcher) identity() pgx.StrictNamedArgs {
 	host, _ := os.Hostname()
-	return pgx.StrictNamedArgs{"host": host, "pid": os.Getpid(), "version": d.cfg.Version, "slots": d.cfg.Slots}
+	return pgx.StrictNamedArgs{"host": host, "pid": os.Getpid(), "version": d.cfg.Version, "slots": d.cfg.Slots, "sealing_keys": d.cfg.SealingKeys.IDs()}
 }
 
 // dispatch claims and starts deliveries until ctx ends. Requests run in work.

@@ -15,6 +15,7 @@ import (
 
 	"postern/dispatcher/post"
 	"postern/migrations"
+	"postern/outbox/seal"
 	"postern/sql"
 	"postern/sql/session"
 )
@@ -77,8 +78,17 @@ func Examine(ctx context.Context, cfg Config) ([]Finding, error) {
 			found = append(found, *deaf)
 		}
 	}
-	schema, err := examineSchema(ctx, conn, cfg.Schema)
-	return append(found, schema...), err
+	schema, current, err := examineSchema(ctx, conn, cfg.Schema)
+	if err != nil || !current {
+		return append(found, schema...), err
+	}
+	found = append(found, schema...)
+	sealed, err := examineKeys(ctx, conn, cfg.SealingKeys)
+	if err != nil {
+		return append(found, sealed...), err
+	}
+	connections, err := examineConnections(ctx, conn)
+	return append(append(found, sealed...), connections...), err
 }
 
 func doctorOptions(schema string) session.Options {
@@ -166,35 +176,60 @@ func examineListen(ctx context.Context, conn *session.Conn, cfg Config) *Finding
 
 // examineSchema looks at the schema's version, and where that is right at what
 // is in it.
-func examineSchema(ctx context.Context, conn *session.Conn, schema string) ([]Finding, error) {
+func examineSchema(ctx context.Context, conn *session.Conn, schema string) (found []Finding, current bool, err error) {
 	var status migrations.Status
-	err := conn.Do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+	err = conn.Do(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
 		status, err = migrations.Check(ctx, conn, schema)
 		return err
 	})
 	if session.SQLState(err) == session.NoPrivilege {
-		return nil, nil // Check has said so
+		return nil, false, nil // Check has said so
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look at the schema: %w", err)
+		return nil, false, fmt.Errorf("look at the schema: %w", err)
 	}
 	if err := status.Fits(schema); err != nil {
-		return []Finding{{Error: true, Text: err.Error()}}, nil
+		return []Finding{{Error: true, Text: err.Error()}}, false, nil
 	}
-	found, err := session.On(ctx, conn, "doctor", pgx.StrictNamedArgs{"schema": schema, "snapshot": heldWarns}, func(row pgx.CollectableRow) (f Finding, err error) {
+	found, err = session.On(ctx, conn, "doctor", pgx.StrictNamedArgs{"schema": schema, "snapshot": heldWarns}, func(row pgx.CollectableRow) (f Finding, err error) {
 		var mend *string
 		err = row.Scan(&f.Error, &f.Text, &mend)
 		f.Mend = deref(mend)
 		return f, err
 	})
 	if session.SQLState(err) == session.NoPrivilege {
-		return []Finding{{Text: "this role may not read the views, so the rest was not looked at", Mend: "run postern doctor as an operator (sql/admin/roles.sql)"}}, nil
+		return []Finding{{Text: "this role may not read the views, so the rest was not looked at", Mend: "run postern doctor as an operator (sql/admin/roles.sql)"}}, false, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look at the database: %w", err)
+		return nil, false, fmt.Errorf("look at the database: %w", err)
 	}
-	connections, err := examineConnections(ctx, conn)
-	return append(found, connections...), err
+	return found, true, nil
+}
+
+// examineKeys says what is sealed with keys that this configuration does not have.
+// Without any it is an operator's, who needs none.
+func examineKeys(ctx context.Context, conn *session.Conn, keys *seal.Keys) (found []Finding, err error) {
+	if keys == nil {
+		return nil, nil
+	}
+	type sealing struct {
+		What, Key string
+		Total     int64
+	}
+	all, err := session.On(ctx, conn, "sealing", pgx.StrictNamedArgs{}, pgx.RowToStructByName[sealing])
+	if session.SQLState(err) == session.NoPrivilege {
+		return nil, nil // the findings say so
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at what is sealed: %w", err)
+	}
+	for _, s := range all {
+		if !slices.Contains(keys.IDs(), s.Key) {
+			found = append(found, Finding{Error: true, Text: fmt.Sprintf("%d %s are sealed with key %s, which is not among the sealing keys given here (%s)", s.Total, s.What, s.Key, keys),
+				Mend: "add that key to POSTERN_SEALING_KEYS: what is sealed with it waits, and nobody else can open it"})
+		}
+	}
+	return found, nil
 }
 
 // certificateWarns is how long before it ends a certificate is warned of.

@@ -34,7 +34,10 @@ func unsent(why cause, explanation string) attempt {
 func unsendable(err error) attempt {
 	var header post.InvalidHeaderError
 	var ours databaseError
+	var sealed sealedError
 	switch {
+	case errors.As(err, &sealed):
+		return unsent(causeSealed, err.Error())
 	case errors.As(err, &ours), errors.Is(err, errCrowded):
 		return unsent(causeOurs, err.Error())
 	case errors.Is(err, errDeleted):

@@ -31,37 +31,34 @@ comment on column postern.journal.reason is 'Why, as whoever did it said.';
 comment on column postern.journal.actor is 'The role that the session logged in with.';
 comment on column postern.journal.role is 'The role that it had taken by set role.';
 comment on column postern.journal.application is 'What the session calls itself (application_name).';
-comment on column postern.journal.old is 'The columns that changed, as they were. Of secrets, headers and URLs a fingerprint: the beginning of their SHA-256.';
+comment on column postern.journal.old is 'The columns that changed, as they were. Of secrets, headers and URLs what postern.fingerprint() tells of them.';
 comment on column postern.journal.new is 'The same columns, as they became.';
 comment on column postern.journal.rows is 'How many rows a statement changed.';
 comment on column postern.journal.statement is 'The statement, for its predicate. Null when its text may hold a secret, a URL or a payload.';
-
-/* Tells one value from another without showing it. */
-
-create function postern.fingerprint(value text) returns text
-language sql immutable parallel safe
-return 'sha256:' || substr(encode(sha256(convert_to(value, 'UTF8')), 'hex'), 1, 12);
 
 /* The columns in which two versions of a row differ, of a new or deleted row
 all that are not null; what nobody may read as its fingerprint. */
 
 create function postern.difference(was jsonb, becomes jsonb, out old jsonb, out new jsonb)
-language sql immutable parallel safe
+language sql volatile
 begin atomic
   select jsonb_object_agg(x.key, x.was) filter (where was is not null),
          jsonb_object_agg(x.key, x.becomes) filter (where becomes is not null)
     from (select coalesce(o.key, n.key) as key,
                  case when o.value = 'null' then o.value
+                      when coalesce(o.key, n.key) = 'secret' then was -> 'secret_fingerprint'
                       when coalesce(o.key, n.key) ~ 'secret|headers' then to_jsonb(postern.fingerprint(o.value #>> '{}'))
                       when coalesce(o.key, n.key) ~ 'url' then to_jsonb(postern.destination(o.value #>> '{}') || ' ' || postern.fingerprint(o.value #>> '{}'))
                       else o.value end as was,
                  case when n.value = 'null' then n.value
+                      when coalesce(o.key, n.key) = 'secret' then becomes -> 'secret_fingerprint'
                       when coalesce(o.key, n.key) ~ 'secret|headers' then to_jsonb(postern.fingerprint(n.value #>> '{}'))
                       when coalesce(o.key, n.key) ~ 'url' then to_jsonb(postern.destination(n.value #>> '{}') || ' ' || postern.fingerprint(n.value #>> '{}'))
                       else n.value end as becomes
             from jsonb_each(was) o
             full join jsonb_each(becomes) n on n.key = o.key
-           where coalesce(o.value, 'null') <> coalesce(n.value, 'null')) x;
+           where coalesce(o.value, 'null') <> coalesce(n.value, 'null')
+             and coalesce(o.key, n.key) <> 'secret_fingerprint') x;
 end;
 
 /* The client's statement, unless it may hold what nobody may read. */
@@ -70,7 +67,6 @@ create function postern.shown_statement() returns text
 language sql stable
 return case when current_query() !~* 'secret|whsec_|payload|headers|authorization|password|://' then left(current_query(), 1000) end;
 
-comment on function postern.fingerprint(text) is 'The beginning of a value''s SHA-256, which tells it from another without showing it.';
 comment on function postern.difference(jsonb, jsonb) is 'The columns in which two versions of a row differ; of secrets, headers and URLs fingerprints.';
 comment on function postern.shown_statement() is 'The client''s statement for the journal; null when it may hold a secret, a URL or a payload.';
 
@@ -183,7 +179,7 @@ create trigger journal_truncate after truncate on postern.delivery for each stat
 create trigger journal_truncate after truncate on postern.endpoint for each statement execute function postern.journal_truncate();
 
 revoke execute on function
-  postern.fingerprint(text), postern.difference(jsonb, jsonb), postern.shown_statement(), postern.by_hand(),
+  postern.difference(jsonb, jsonb), postern.shown_statement(), postern.by_hand(),
   postern.note_direct_change(), postern.journal_direct_change(), postern.journal_deleted_messages(), postern.journal_truncate()
 from public;
 

@@ -14,6 +14,7 @@ create table postern.dispatcher (
   pid              integer not null,
   version          text not null,
   slots            integer not null,
+  sealing_keys     text[] not null default '{}',
   in_flight        integer not null default 0,
   unrecorded       integer not null default 0,
   unrecorded_since timestamptz,
@@ -34,6 +35,8 @@ create table postern.dispatcher (
 
 comment on table postern.dispatcher is
   'Processes that dispatch, one row a start.';
+comment on column postern.dispatcher.sealing_keys is
+  'Ids of the keys that it can open sealed values with, that of the one it seals with first.';
 comment on column postern.dispatcher.throughput is
   'Deliveries that ended per second, lately; usual_throughput over the last minutes.';
 comment on column postern.dispatcher.lock_timeouts is

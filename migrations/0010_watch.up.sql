@@ -227,6 +227,7 @@ select d.id,
          else d.state
        end as state,
        d.slots,
+       d.sealing_keys,
        d.in_flight,
        d.waiting_for,
        now() - d.waiting_since as waiting_age,
@@ -244,6 +245,7 @@ comment on column postern.dispatcher_status.pid is 'Process id there.';
 comment on column postern.dispatcher_status.version is 'Version of the program.';
 comment on column postern.dispatcher_status.state is 'What it said last; silent: it has said nothing for 30 seconds, and its leases will run out; stopped: it ended by itself.';
 comment on column postern.dispatcher_status.slots is 'Requests that it may have in flight.';
+comment on column postern.dispatcher_status.sealing_keys is 'Ids of the keys with which it opens sealed values, that of the one it seals with first.';
 comment on column postern.dispatcher_status.in_flight is 'Requests that were in flight at its last heartbeat.';
 comment on column postern.dispatcher_status.waiting_for is 'The lock that it was waiting for.';
 comment on column postern.dispatcher_status.waiting_age is 'For how long.';
@@ -351,6 +353,7 @@ select e.id,
        e.failing_since,
        e.style,
        e.secret is not null as has_secret,
+       e.secret_fingerprint,
        case when e.previous_until > now() then e.previous_until end as previous_secret_until,
        (select array_agg(name order by name) from jsonb_object_keys(e.headers) as name) as header_names,
        e.timeout,
@@ -378,6 +381,7 @@ comment on column postern.endpoint_status.status_since is 'When the status was l
 comment on column postern.endpoint_status.failing_since is 'When the failures began that no success has ended.';
 comment on column postern.endpoint_status.style is 'How messages are signed: standard, plain, github or stripe.';
 comment on column postern.endpoint_status.has_secret is 'Whether it has a secret; without one nothing is sent.';
+comment on column postern.endpoint_status.secret_fingerprint is 'Tells one secret from another: sha256: and 12 digits of the SHA-256 of a whsec_ secret, or random: and a number for any other.';
 comment on column postern.endpoint_status.previous_secret_until is 'Until when the secret before this one signs too.';
 comment on column postern.endpoint_status.header_names is 'Names of its custom headers.';
 comment on column postern.endpoint_status.timeout is 'Of one request; null: the dispatcher''s setting, as for the limits that follow.';

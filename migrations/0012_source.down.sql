@@ -1,2 +1,2 @@
 drop table postern.source;
-drop function postern.announce_source(), postern.journal_source();
+drop function postern.announce_source(), postern.journal_source(), postern.check_source();

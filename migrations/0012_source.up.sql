@@ -32,40 +32,86 @@ create table postern.source (
   event_type         text not null default 'event',
   target_url         text,
   max_body           integer not null default 1048576,
+  secret_fingerprint text,
   created_at         timestamptz not null default now(),
 
   constraint "name of a source is unique" unique (name),
-  constraint "path of a source is unique" unique (path),
-  constraint "name is 1 to 64 of A-Z a-z 0-9 _ . -"
-    check (name ~ '^[A-Za-z0-9_.-]{1,64}$'),
-  constraint "path is / and up to 254 of A-Z a-z 0-9 _ . ~ / -"
-    check (path ~ '^/[A-Za-z0-9_.~/-]{0,254}$'),
-  constraint "path is not /healthz or /readyz"
-    check (path not in ('/healthz', '/readyz')),
-  constraint "status of a source is active or disabled"
-    check (status in ('active', 'disabled')),
-  constraint "scheme is standard, github, stripe or hmac"
-    check (scheme in ('standard', 'github', 'stripe', 'hmac')),
-  constraint "id_secret is 32 to 1024 bytes"
-    check (octet_length(id_secret) between 32 and 1024),
-  constraint "tolerance is between 1 second and 1 day"
-    check (tolerance between interval '1 second' and interval '1 day'),
-  constraint "signature_header, _prefix and _encoding belong to scheme hmac"
-    check (scheme = 'hmac' or coalesce(signature_header, signature_prefix, signature_encoding) is null),
-  constraint "signature_encoding is hex or base64"
-    check (signature_encoding in ('hex', 'base64')),
-  constraint "id_from is header:NAME or json:PATH"
-    check (id_from ~ '^(header:[^ :]+|json:.+)$'),
-  constraint "type_from is header:NAME or json:PATH"
-    check (type_from ~ '^(header:[^ :]+|json:.+)$'),
-  constraint "event_type of a source is 1 to 255 of A-Z a-z 0-9 _ - . /"
-    check (event_type ~ '^[A-Za-z0-9_./-]{1,255}$'),
-  constraint "max_body is 1 byte to 1 MiB"
-    check (max_body between 1 and 1048576)
+  constraint "path of a source is unique" unique (path)
 );
 
 comment on table postern.source is
   'Senders that postern receive listens to: path, signature, and where their events go.';
+
+/* ---------------------------------------------------------------- the rules
+
+A trigger, as those of endpoints are: the error of a CHECK or of NOT NULL shows the
+row, secret and all, to whoever reads the server's log. */
+
+create function postern.check_source() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+  broken constant text := case
+    when num_nulls(new.id, new.name, new.path, new.status, new.scheme, new.secret, new.id_from, new.event_type, new.max_body, new.created_at) > 0
+    then 'id, name, path, status, scheme, secret, id_from, event_type, max_body and created_at are not null'
+    when not (new.name ~ '^[A-Za-z0-9_.-]{1,64}$')
+    then 'name is 1 to 64 of A-Z a-z 0-9 _ . -'
+    when not (new.path ~ '^/[A-Za-z0-9_.~/-]{0,254}$')
+    then 'path is / and up to 254 of A-Z a-z 0-9 _ . ~ / -'
+    when not (new.path not in ('/healthz', '/readyz'))
+    then 'path is not /healthz or /readyz'
+    when not (new.status in ('active', 'disabled'))
+    then 'status of a source is active or disabled'
+    when not (new.scheme in ('standard', 'github', 'stripe', 'hmac'))
+    then 'scheme is standard, github, stripe or hmac'
+    when not coalesce(octet_length(new.id_secret) between 32 and case when new.id_secret like 'sealed:v1:%' then 1500 else 1024 end, false)
+    then 'id_secret is 32 to 1024 bytes'
+    when not (new.tolerance between interval '1 second' and interval '1 day')
+    then 'tolerance is between 1 second and 1 day'
+    when not (new.scheme = 'hmac' or coalesce(new.signature_header, new.signature_prefix, new.signature_encoding) is null)
+    then 'signature_header, _prefix and _encoding belong to scheme hmac'
+    when not (new.signature_encoding in ('hex', 'base64'))
+    then 'signature_encoding is hex or base64'
+    when not (new.id_from ~ '^(header:[^ :]+|json:.+)$')
+    then 'id_from is header:NAME or json:PATH'
+    when not (new.type_from ~ '^(header:[^ :]+|json:.+)$')
+    then 'type_from is header:NAME or json:PATH'
+    when not (new.event_type ~ '^[A-Za-z0-9_./-]{1,255}$')
+    then 'event_type of a source is 1 to 255 of A-Z a-z 0-9 _ - . /'
+    when not (new.max_body between 1 and 1048576)
+    then 'max_body is 1 byte to 1 MiB'
+    when (new.secret like 'sealed:%' and new.secret !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$')
+      or (new.previous_secret like 'sealed:%' and new.previous_secret !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$')
+      or (new.id_secret like 'sealed:%' and new.id_secret !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$')
+    then 'secret begins with sealed: only where it is sealed'
+  end;
+begin
+  if broken is not null then
+    raise exception 'source refused: %', broken
+      using errcode = 'check_violation', schema = tg_table_schema, table = tg_table_name, constraint = left(broken, 63);
+  end if;
+  if tg_op = 'INSERT' or (new.secret <> old.secret and new.secret not like 'sealed:%') then
+    new.secret_fingerprint := postern.fingerprint(new.secret);
+  end if;
+  return new;
+end
+$$;
+
+create trigger check_source
+before insert or update on postern.source
+for each row execute function postern.check_source();
+
+create index source_unsealed on postern.source (id)
+ where secret not like 'sealed:v1:%'
+    or previous_secret not like 'sealed:v1:%'
+    or id_secret not like 'sealed:v1:%';
+
+revoke execute on function postern.check_source() from public;
+
+comment on function postern.check_source() is
+  'Trigger: refuses what no source may be, in words that show nothing of it, and notes which secret it has.';
+comment on column postern.source.secret_fingerprint is
+  'Tells one secret from another: see postern.fingerprint().';
 
 /* ----------------------------------------------------------------- announce
 
@@ -101,6 +147,16 @@ create function postern.journal_source() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 as $$
 begin
+  if tg_op = 'UPDATE'
+     and to_jsonb(new) - '{secret,previous_secret,id_secret}'::text[] = to_jsonb(old) - '{secret,previous_secret,id_secret}'::text[]
+     and (new.secret = old.secret or new.secret like 'sealed:v1:%')
+     and (new.previous_secret is not distinct from old.previous_secret or (old.previous_secret is not null and new.previous_secret like 'sealed:v1:%'))
+     and (new.id_secret = old.id_secret or new.id_secret like 'sealed:v1:%')
+     and (new.secret, new.previous_secret, new.id_secret) is distinct from (old.secret, old.previous_secret, old.id_secret)
+  then
+    insert into postern.journal (subject, change) values ('source ' || new.name, 'sealed');
+    return null;
+  end if;
   insert into postern.journal (subject, change, old, new)
   select 'source ' || coalesce(new.name, old.name),
          case tg_op when 'INSERT' then 'added' when 'DELETE' then 'removed'

@@ -24,24 +24,8 @@ create table postern.connection (
   reason         text,
   created_at     timestamptz not null default now(),
 
-  constraint "connection of an endpoint or of a source"
-    check (num_nonnulls(endpoint_id, source_id) = 1),
   constraint "an endpoint has one connection" unique (endpoint_id),
-  constraint "a source has one connection" unique (source_id),
-  constraint "origin is scheme, host and port of a URL"
-    check (octet_length(origin) <= 300 and postern.destination(origin) = origin and origin <> 'invalid'),
-  constraint "allow_networks is at most 100 networks"
-    check (cardinality(allow_networks) <= 100 and array_position(allow_networks, null) is null),
-  constraint "allow_ports is at most 100 ports from 1 to 65535"
-    check (cardinality(allow_ports) <= 100 and array_position(allow_ports, null) is null
-       and 1 <= all (allow_ports) and 65535 >= all (allow_ports)),
-  constraint "ca and certificate are PEM certificates of at most 64 KiB"
-    check (coalesce(octet_length(ca) <= 65536 and starts_with(ca, '-----BEGIN CERTIFICATE-----'), true)
-       and coalesce(octet_length(certificate) <= 65536 and starts_with(certificate, '-----BEGIN CERTIFICATE-----'), true)),
-  constraint "private_key is at most 64 KiB"
-    check (octet_length(private_key) <= 65536),
-  constraint "certificate and private_key belong together"
-    check ((certificate is null) = (private_key is null))
+  constraint "a source has one connection" unique (source_id)
 );
 
 comment on table postern.connection is
@@ -52,19 +36,50 @@ comment on column postern.connection.allow_http is 'Whether it may be plain http
 comment on column postern.connection.allow_ports is 'Ports that it may have beside those that every target may have.';
 comment on column postern.connection.ca is 'PEM certificates of the authorities that its certificate must come from, instead of the system''s.';
 comment on column postern.connection.certificate is 'PEM client certificate, and those between it and its authority.';
-comment on column postern.connection.private_key is 'PEM private key of certificate. Secret: no view shows it.';
+comment on column postern.connection.private_key is 'PEM private key of certificate. Secret: no view shows it, and dispatchers with sealing keys seal it within seconds.';
 comment on column postern.connection.reason is 'Why, in the words of whoever made it so.';
 
-/* Completes a row, and refuses one without a target. */
+create index connection_unsealed on postern.connection (id) where private_key not like 'sealed:v1:%';
+
+/* Completes a row, and refuses what is none. The error of a CHECK or of NOT NULL shows
+the row, key and all, to whoever reads the server's log; these words show nothing. */
 
 create function postern.complete_connection() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp
 as $$
+declare
+  broken text;
 begin
   new.origin := coalesce(
     case when new.origin is not null then postern.destination(new.origin) end,
     (select postern.destination(e.url) from postern.endpoint e where e.id = new.endpoint_id),
     (select postern.destination(s.target_url) from postern.source s where s.id = new.source_id and s.target_url is not null));
+  broken := case
+    when num_nonnulls(new.endpoint_id, new.source_id) <> 1
+    then 'connection of an endpoint or of a source'
+    when num_nulls(new.allow_networks, new.allow_http, new.allow_ports, new.created_at) > 0
+    then 'allow_networks, allow_http, allow_ports and created_at are not null'
+    when octet_length(new.origin) > 300 or new.origin = 'invalid'
+    then 'origin is scheme, host and port of a URL'
+    when cardinality(new.allow_networks) > 100 or array_position(new.allow_networks, null) is not null
+    then 'allow_networks is at most 100 networks'
+    when cardinality(new.allow_ports) > 100 or array_position(new.allow_ports, null) is not null
+      or not (1 <= all (new.allow_ports) and 65535 >= all (new.allow_ports))
+    then 'allow_ports is at most 100 ports from 1 to 65535'
+    when octet_length(new.ca) > 65536 or not starts_with(new.ca, '-----BEGIN CERTIFICATE-----')
+      or octet_length(new.certificate) > 65536 or not starts_with(new.certificate, '-----BEGIN CERTIFICATE-----')
+    then 'ca and certificate are PEM certificates of at most 64 KiB'
+    when octet_length(new.private_key) > case when new.private_key like 'sealed:v1:%' then 90000 else 65536 end
+    then 'private_key is at most 64 KiB'
+    when new.private_key like 'sealed:%' and new.private_key !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$'
+    then 'private_key begins with sealed: only where it is sealed'
+    when (new.certificate is null) <> (new.private_key is null)
+    then 'certificate and private_key belong together'
+  end;
+  if broken is not null then
+    raise exception 'connection refused: %', broken
+      using errcode = 'check_violation', schema = tg_table_schema, table = tg_table_name, constraint = left(broken, 63);
+  end if;
   if new.origin is null then
     raise exception 'connection refused: no endpoint or source with this id has a URL'
       using errcode = 'foreign_key_violation';
@@ -86,6 +101,13 @@ as $$
 declare
   c postern.connection := coalesce(new, old);
 begin
+  if tg_op = 'UPDATE' and new.private_key like 'sealed:v1:%' and old.private_key is not null and new.private_key <> old.private_key
+     and to_jsonb(new) - 'private_key' = to_jsonb(old) - 'private_key'
+  then
+    insert into postern.journal (subject, change)
+    values (coalesce('ep_' || c.endpoint_id, 'source ' || c.source_id), 'connection: private key sealed');
+    return null;
+  end if;
   insert into postern.journal (subject, change, reason)
   values (coalesce('ep_' || c.endpoint_id, 'source ' || c.source_id),
           case tg_op

@@ -14,29 +14,17 @@ CREATE DOMAIN postern.delivery_status AS text
 CREATE DOMAIN postern.due_time AS timestamp with time zone
 	CONSTRAINT "next_attempt_at is finite" CHECK (isfinite(VALUE));
 
-CREATE FUNCTION postern.origin(target_url text) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN COALESCE((SELECT (((lower((part.part[1] COLLATE "C")) || '://'::text) || lower((host.host COLLATE "C"))) || CASE WHEN (port.port IS NULL) THEN ''::text WHEN ((lower((part.part[1] COLLATE "C")) = 'http'::text) AND (port.port = 80)) THEN ''::text WHEN ((lower((part.part[1] COLLATE "C")) = 'https'::text) AND (port.port = 443)) THEN ''::text ELSE (':'::text || port.port) END) FROM regexp_match(CASE WHEN (octet_length(origin.target_url) <= 8192) THEN origin.target_url ELSE NULL::text END, '^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)'::text, 'i'::text) part(part), LATERAL regexp_replace(part.part[2], '[.]$'::text, ''::text) host(host), LATERAL CAST((NULLIF(part.part[3], ''::text))::bigint AS bigint) port(port) WHERE (((octet_length(host.host) >= 1) AND (octet_length(host.host) <= 253)) AND COALESCE(((port.port >= 1) AND (port.port <= 65535)), true))), 'invalid'::text);
-
-COMMENT ON FUNCTION postern.origin(target_url text) IS 'What postern.destination does with a URL that is not in its origin''s own spelling.';
-
-CREATE FUNCTION postern.destination(target_url text) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE WHEN ((octet_length(target_url) <= 8192) AND (target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'::text) AND (octet_length(split_part(target_url, '/'::text, 3)) <= 240)) THEN ((split_part(target_url, '/'::text, 1) || '//'::text) || split_part(target_url, '/'::text, 3)) ELSE postern.origin(target_url) END;
-
-COMMENT ON FUNCTION postern.destination(target_url text) IS 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
-
 CREATE FUNCTION postern.new_secret() RETURNS text
     LANGUAGE sql
     RETURN ('whsec_'::text || encode(sha256(((uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())) || uuid_send(gen_random_uuid()))), 'base64'::text));
 
 COMMENT ON FUNCTION postern.new_secret() IS 'A new signing secret: whsec_ and the base64 of 32 random bytes.';
 
-CREATE FUNCTION postern.sendable_headers(headers jsonb) RETURNS boolean
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE WHEN (headers IS NULL) THEN true WHEN ((jsonb_typeof(headers) <> 'object'::text) OR (pg_column_size(headers) > 131072)) THEN false ELSE (SELECT ((count(*) <= 20) AND (count(DISTINCT h.folded) = count(*)) AND COALESCE(bool_and(((jsonb_typeof(h.value) = 'string'::text) AND (octet_length(h.name) <= 64) AND (h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'::text) AND (octet_length((h.value #>> '{}'::text[])) <= 4096) AND ((h.value #>> '{}'::text[]) ~ '^[ -~]*$'::text) AND (h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|postern-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'::text))), true)) FROM (SELECT jsonb_each.key AS name, jsonb_each.value, translate(lower((jsonb_each.key COLLATE "C")), '_'::text, '-'::text) AS folded FROM jsonb_each(sendable_headers.headers) jsonb_each(key, value)) h) END;
+CREATE FUNCTION postern.new_private_key() RETURNS text
+    LANGUAGE sql
+    RETURN ('whsk_'::text || substr(postern.new_secret(), 7));
 
-COMMENT ON FUNCTION postern.sendable_headers(headers jsonb) IS 'Whether custom headers of an endpoint can be sent: names that are not reserved, values of printable ASCII.';
+COMMENT ON FUNCTION postern.new_private_key() IS 'A new private key for v1a signatures: whsk_ and the base64 of 32 random bytes.';
 
 CREATE TABLE postern.endpoint (
     id bigint NOT NULL,
@@ -55,6 +43,9 @@ CREATE TABLE postern.endpoint (
     previous_secret text,
     previous_until timestamp with time zone,
     headers jsonb,
+    secret_fingerprint text,
+    public_key text,
+    previous_public_key text,
     timeout interval,
     max_in_flight integer,
     capped_since timestamp with time zone,
@@ -65,26 +56,7 @@ CREATE TABLE postern.endpoint (
     backoff_cap interval,
     permanent_codes smallint[],
     generation bigint DEFAULT 1 NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "backoff is above 0 and at most 7 days" CHECK (((backoff_base > '00:00:00'::interval) AND (backoff_base <= '7 days'::interval) AND (backoff_cap > '00:00:00'::interval) AND (backoff_cap <= '7 days'::interval))),
-    CONSTRAINT "headers is an object of strings that may be sent" CHECK (postern.sendable_headers(headers)),
-    CONSTRAINT "max_attempts of an endpoint is between 1 and 1000" CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT "max_in_flight is between 1 and 10000" CHECK (((max_in_flight >= 1) AND (max_in_flight <= 10000))),
-    CONSTRAINT "permanent_codes is a list without nulls" CHECK (((array_ndims(permanent_codes) = 1) AND (array_position(permanent_codes, NULL::smallint) IS NULL))),
-    CONSTRAINT "permanent_codes is at most 1000 codes" CHECK ((cardinality(permanent_codes) <= 1000)),
-    CONSTRAINT "rate_limit is 0.000001 to 1000000 a second, rate_burst >= 1" CHECK ((((rate_limit >= (0.000001)::double precision) AND (rate_limit <= ('1000000'::numeric)::double precision)) AND (rate_burst >= 1))),
-    CONSTRAINT "secret for standard is whsec_ and base64 of 24 to 64 bytes" CHECK (((style <> 'standard'::text) OR (((octet_length(secret) >= 38) AND (octet_length(secret) <= 94)) AND ((octet_length(secret) % 4) = 2) AND (secret ~ '^whsec_[A-Za-z0-9+/]{32,86}={0,2}$'::text)))),
-    CONSTRAINT "secret has no blanks around it" CHECK (
-CASE
-    WHEN (octet_length(secret) <= 1024) THEN (secret ~ '^\S(.*\S)?$'::text)
-    ELSE NULL::boolean
-END),
-    CONSTRAINT "secret is at most 1024 bytes" CHECK (((octet_length(secret) <= 1024) AND COALESCE((octet_length(previous_secret) <= 1024), true))),
-    CONSTRAINT "status is active, paused, disabled or deleted" CHECK ((status = ANY (ARRAY['active'::text, 'paused'::text, 'disabled'::text, 'deleted'::text]))),
-    CONSTRAINT "style is standard, plain, github or stripe" CHECK ((style = ANY (ARRAY['standard'::text, 'plain'::text, 'github'::text, 'stripe'::text]))),
-    CONSTRAINT "tenant is at most 255 bytes, reason 8 KiB, event_types 1000 of " CHECK (((octet_length(tenant) <= 255) AND COALESCE((octet_length(reason) <= 8192), true) AND (cardinality(event_types) <= 1000) AND (pg_column_size(event_types) <= 300000))),
-    CONSTRAINT "timeout is between 100 ms and 5 minutes" CHECK (((timeout >= '00:00:00.1'::interval) AND (timeout <= '00:05:00'::interval))),
-    CONSTRAINT "url is http or https with a host, at most 8192 bytes" CHECK ((postern.destination(url) <> 'invalid'::text))
+    created_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
 COMMENT ON TABLE postern.endpoint IS 'A subscriber: where messages of its tenant and event types go, and how.';
@@ -95,21 +67,31 @@ COMMENT ON COLUMN postern.endpoint.failing_times IS 'Failures since then, of whi
 
 COMMENT ON COLUMN postern.endpoint.recovered_at IS 'When a success last ended failures. Soon after that, failing does not begin anew.';
 
+COMMENT ON COLUMN postern.endpoint.secret IS 'What requests are signed with: whsec_, whsk_, or both with a blank between. Dispatchers with sealing keys seal it within seconds.';
+
+COMMENT ON COLUMN postern.endpoint.secret_fingerprint IS 'Tells one secret from another: see postern.fingerprint().';
+
+COMMENT ON COLUMN postern.endpoint.public_key IS 'Of the private key in secret (whpk_), which a dispatcher writes within seconds; previous_public_key likewise.';
+
 COMMENT ON COLUMN postern.endpoint.capped_since IS 'When max_in_flight was last set where there was none.';
 
 COMMENT ON COLUMN postern.endpoint.generation IS 'Counts changes of URL and status: an answer to a request of an older one does not disable.';
 
-CREATE FUNCTION postern.add_endpoint(url text, event_types text[] DEFAULT '{*}'::text[], tenant text DEFAULT ''::text, style text DEFAULT 'standard'::text, headers jsonb DEFAULT NULL::jsonb, max_in_flight integer DEFAULT NULL::integer, rate_limit double precision DEFAULT NULL::double precision, OUT id bigint, OUT secret text) RETURNS record
+CREATE FUNCTION postern.add_endpoint(url text, event_types text[] DEFAULT '{*}'::text[], tenant text DEFAULT ''::text, style text DEFAULT 'standard'::text, headers jsonb DEFAULT NULL::jsonb, max_in_flight integer DEFAULT NULL::integer, rate_limit double precision DEFAULT NULL::double precision, key_pair boolean DEFAULT false, OUT id bigint, OUT secret text) RETURNS record
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
- INSERT INTO postern.endpoint AS e (url, event_types, tenant, style, headers, max_in_flight, rate_limit)
-   VALUES (add_endpoint.url, add_endpoint.event_types, add_endpoint.tenant, add_endpoint.style, add_endpoint.headers, add_endpoint.max_in_flight, add_endpoint.rate_limit)
+ INSERT INTO postern.endpoint AS e (url, event_types, tenant, style, headers, max_in_flight, rate_limit, secret)
+   VALUES (add_endpoint.url, add_endpoint.event_types, add_endpoint.tenant, add_endpoint.style, add_endpoint.headers, add_endpoint.max_in_flight, add_endpoint.rate_limit, (postern.new_secret() ||
+         CASE
+             WHEN add_endpoint.key_pair THEN (' '::text || postern.new_private_key())
+             ELSE ''::text
+         END))
    RETURNING e.id,
-     e.secret;
+     split_part(e.secret, ' '::text, 1) AS split_part;
 END;
 
-COMMENT ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) IS 'Registers a subscriber and returns its id and its secret, which no view shows: select * from postern.add_endpoint(''https://example.com/hook'', ''{order.*}'', ''acme'').';
+COMMENT ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, key_pair boolean, OUT id bigint, OUT secret text) IS 'Registers a subscriber and returns its id and its secret, which no view shows: select * from postern.add_endpoint(''https://example.com/hook'', ''{order.*}'', ''acme'').';
 
 CREATE FUNCTION postern.announce_breaker() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -160,6 +142,13 @@ CREATE FUNCTION postern.announce_connection() RETURNS trigger
 declare
   c postern.connection := coalesce(new, old);
 begin
+  if tg_op = 'UPDATE' and new.private_key like 'sealed:v1:%' and old.private_key is not null and new.private_key <> old.private_key
+     and to_jsonb(new) - 'private_key' = to_jsonb(old) - 'private_key'
+  then
+    insert into postern.journal (subject, change)
+    values (coalesce('ep_' || c.endpoint_id, 'source ' || c.source_id), 'connection: private key sealed');
+    return null;
+  end if;
   insert into postern.journal (subject, change, reason)
   values (coalesce('ep_' || c.endpoint_id, 'source ' || c.source_id),
           case tg_op
@@ -181,8 +170,9 @@ COMMENT ON FUNCTION postern.announce_connection() IS 'Trigger: keeps the journal
 CREATE FUNCTION postern.announce_endpoint() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
+    AS $_$
 declare
+  sealable constant text[] := '{secret,previous_secret,url,headers,public_key,previous_public_key}';
   change text;
   also text; -- what the statement changed beside
   reason text;
@@ -202,14 +192,23 @@ begin
         from jsonb_each(to_jsonb(new)) n
         join jsonb_each(to_jsonb(old)) o on o.key = n.key
        where n.value <> o.value
-         and n.key not in ('status', 'reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since'));
+         and n.key not in ('status', 'reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since', 'secret_fingerprint', 'public_key', 'previous_public_key'));
+  elsif (new.secret is not distinct from old.secret or (new.secret like 'sealed:v1:%' and new.secret is distinct from old.previous_secret))
+    and (new.previous_secret is not distinct from old.previous_secret or (new.previous_secret like 'sealed:v1:%' and new.previous_secret is distinct from old.secret))
+    and (new.url = old.url or (new.url ~ '^[^/]*//sealed:v1:' and postern.without_user(new.url) = postern.without_user(old.url)))
+    and (new.headers is not distinct from old.headers or not new.headers @? '$.* ? (!(@ starts with "sealed:v1:"))')
+    and to_jsonb(new) - sealable = to_jsonb(old) - sealable
+  then
+    change := case when (new.secret, new.previous_secret, new.url, new.headers) is distinct from (old.secret, old.previous_secret, old.url, old.headers)
+                   then 'sealed'
+              end;
   else
     select 'changed: ' || string_agg(n.key, ', ' order by n.key)
       into change
       from jsonb_each(to_jsonb(new)) n
       join jsonb_each(to_jsonb(old)) o on o.key = n.key
      where n.value <> o.value
-       and n.key not in ('reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since');
+       and n.key not in ('reason', 'capped_since', 'failing_at', 'failing_since', 'failing_times', 'generation', 'recovered_at', 'status_since', 'secret_fingerprint', 'public_key', 'previous_public_key');
     if new.secret is distinct from old.secret then
       also := nullif(regexp_replace(regexp_replace(change, '(, |\m)(secret|previous_secret|previous_until)\M', '', 'g'), '^changed: (, )?', 'changed: '), 'changed: ');
       change := 'secret rotated';
@@ -220,13 +219,14 @@ begin
   end if;
   insert into postern.journal (subject, change, reason, old, new)
   select 'ep_' || coalesce(new.id, old.id), concat_ws('; ', change, also), reason, d.old, d.new
-    from postern.difference(case when tg_op <> 'INSERT' then to_jsonb(old) end, case when tg_op <> 'DELETE' then to_jsonb(new) end) d;
+    from postern.difference(case when tg_op <> 'INSERT' and change <> 'sealed' then to_jsonb(old) end,
+                            case when tg_op <> 'DELETE' and change <> 'sealed' then to_jsonb(new) end) d;
   if pg_notification_queue_usage() < 0.5 and current_setting('max_prepared_transactions')::integer = 0 then
     perform pg_notify('postern.breaker', 'ep_' || coalesce(new.id, old.id));
   end if;
   return null;
 end
-$$;
+$_$;
 
 COMMENT ON FUNCTION postern.announce_endpoint() IS 'Trigger: keeps the journal of endpoints and announces changes.';
 
@@ -630,6 +630,75 @@ $$;
 
 COMMENT ON FUNCTION postern.change_message() IS 'Trigger: what an update of postern.message does to one row.';
 
+CREATE FUNCTION postern.check_endpoint() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  broken constant text := case
+    when not coalesce(postern.destination(new.url) <> 'invalid', false)
+    then 'url is http or https with a host, at most 8192 bytes'
+    when not coalesce(new.status in ('active', 'paused', 'disabled', 'deleted'), false)
+    then 'status is active, paused, disabled or deleted'
+    when not coalesce(new.style in ('standard', 'plain', 'github', 'stripe'), false)
+    then 'style is standard, plain, github or stripe'
+    when num_nulls(new.id, new.tenant, new.event_types, new.status_since, new.failing_times, new.generation, new.created_at) > 0
+    then 'id, tenant, event_types, status_since, failing_times, generation and created_at are not null'
+    when octet_length(new.secret) > 1500 or octet_length(new.previous_secret) > 1500
+      or (octet_length(new.secret) > 1024 and new.secret not like 'sealed:v1:%')
+      or (octet_length(new.previous_secret) > 1024 and new.previous_secret not like 'sealed:v1:%')
+    then 'secret is at most 1024 bytes'
+    when not (new.secret ~ '^\S(.*\S)?$')
+    then 'secret has no blanks around it'
+    when (new.secret like 'sealed:%' and new.secret !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$')
+      or (new.previous_secret like 'sealed:%' and new.previous_secret !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$')
+    then 'secret begins with sealed: only where it is sealed'
+    when new.style = 'standard' and new.secret not like 'sealed:%'
+     and not (new.secret ~ '^(whsec_[A-Za-z0-9+/]{32,86}={0,2})?( ?whsk_[A-Za-z0-9+/]{43,86}={1,2})?$'
+              and (new.secret !~ '^whsec_'
+                   or (octet_length(split_part(new.secret, ' ', 1)) between 38 and 94 and octet_length(split_part(new.secret, ' ', 1)) % 4 = 2)))
+    then 'secret for standard is whsec_ and base64 of 24 to 64 bytes, or whsk_ and base64 of a private key, or both with a blank between'
+    when not postern.sendable_headers(new.headers)
+    then 'headers is an object of strings that may be sent'
+    when not (new.timeout between interval '100 ms' and interval '5 minutes')
+    then 'timeout is between 100 ms and 5 minutes'
+    when not (new.max_in_flight between 1 and 10000)
+    then 'max_in_flight is between 1 and 10000'
+    when not (new.rate_limit between 1e-6 and 1e6 and new.rate_burst >= 1)
+    then 'rate_limit is 0.000001 to 1000000 a second, rate_burst >= 1'
+    when not (new.max_attempts between 1 and 1000)
+    then 'max_attempts of an endpoint is between 1 and 1000'
+    when not (octet_length(new.tenant) <= 255
+          and coalesce(octet_length(new.reason) <= 8192, true)
+          and cardinality(new.event_types) <= 1000
+          and pg_column_size(new.event_types) <= 300000)
+    then 'tenant is at most 255 bytes, reason 8 KiB, event_types 1000 of 255'
+    when not (cardinality(new.permanent_codes) <= 1000)
+    then 'permanent_codes is at most 1000 codes'
+    when not (array_ndims(new.permanent_codes) = 1 and array_position(new.permanent_codes, null) is null)
+    then 'permanent_codes is a list without nulls'
+    when not (new.backoff_base > interval '0' and new.backoff_base <= interval '7 days'
+          and new.backoff_cap > interval '0' and new.backoff_cap <= interval '7 days')
+    then 'backoff is above 0 and at most 7 days'
+  end;
+begin
+  if broken is not null then
+    raise exception 'endpoint refused: %', broken
+      using errcode = 'check_violation', schema = tg_table_schema, table = tg_table_name, constraint = left(broken, 63);
+  end if;
+  if tg_op = 'INSERT' then
+    new.secret_fingerprint := postern.fingerprint(new.secret);
+  elsif new.secret is distinct from old.secret and coalesce(new.secret not like 'sealed:%', true) then
+    new.secret_fingerprint := postern.fingerprint(new.secret);
+    new.previous_public_key := case when new.previous_secret is not null then old.public_key end;
+    new.public_key := null; -- until a dispatcher has made it
+  end if;
+  return new;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.check_endpoint() IS 'Trigger: refuses what no endpoint may be, in words that show nothing of it, and notes which secret it has.';
+
 CREATE FUNCTION postern.check_message() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -665,6 +734,59 @@ end
 $_$;
 
 COMMENT ON FUNCTION postern.check_message() IS 'Trigger: refuses a message that breaks a rule, and says which.';
+
+CREATE FUNCTION postern.check_source() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  broken constant text := case
+    when num_nulls(new.id, new.name, new.path, new.status, new.scheme, new.secret, new.id_from, new.event_type, new.max_body, new.created_at) > 0
+    then 'id, name, path, status, scheme, secret, id_from, event_type, max_body and created_at are not null'
+    when not (new.name ~ '^[A-Za-z0-9_.-]{1,64}$')
+    then 'name is 1 to 64 of A-Z a-z 0-9 _ . -'
+    when not (new.path ~ '^/[A-Za-z0-9_.~/-]{0,254}$')
+    then 'path is / and up to 254 of A-Z a-z 0-9 _ . ~ / -'
+    when not (new.path not in ('/healthz', '/readyz'))
+    then 'path is not /healthz or /readyz'
+    when not (new.status in ('active', 'disabled'))
+    then 'status of a source is active or disabled'
+    when not (new.scheme in ('standard', 'github', 'stripe', 'hmac'))
+    then 'scheme is standard, github, stripe or hmac'
+    when not coalesce(octet_length(new.id_secret) between 32 and case when new.id_secret like 'sealed:v1:%' then 1500 else 1024 end, false)
+    then 'id_secret is 32 to 1024 bytes'
+    when not (new.tolerance between interval '1 second' and interval '1 day')
+    then 'tolerance is between 1 second and 1 day'
+    when not (new.scheme = 'hmac' or coalesce(new.signature_header, new.signature_prefix, new.signature_encoding) is null)
+    then 'signature_header, _prefix and _encoding belong to scheme hmac'
+    when not (new.signature_encoding in ('hex', 'base64'))
+    then 'signature_encoding is hex or base64'
+    when not (new.id_from ~ '^(header:[^ :]+|json:.+)$')
+    then 'id_from is header:NAME or json:PATH'
+    when not (new.type_from ~ '^(header:[^ :]+|json:.+)$')
+    then 'type_from is header:NAME or json:PATH'
+    when not (new.event_type ~ '^[A-Za-z0-9_./-]{1,255}$')
+    then 'event_type of a source is 1 to 255 of A-Z a-z 0-9 _ - . /'
+    when not (new.max_body between 1 and 1048576)
+    then 'max_body is 1 byte to 1 MiB'
+    when (new.secret like 'sealed:%' and new.secret !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$')
+      or (new.previous_secret like 'sealed:%' and new.previous_secret !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$')
+      or (new.id_secret like 'sealed:%' and new.id_secret !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$')
+    then 'secret begins with sealed: only where it is sealed'
+  end;
+begin
+  if broken is not null then
+    raise exception 'source refused: %', broken
+      using errcode = 'check_violation', schema = tg_table_schema, table = tg_table_name, constraint = left(broken, 63);
+  end if;
+  if tg_op = 'INSERT' or (new.secret <> old.secret and new.secret not like 'sealed:%') then
+    new.secret_fingerprint := postern.fingerprint(new.secret);
+  end if;
+  return new;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.check_source() IS 'Trigger: refuses what no source may be, in words that show nothing of it, and notes which secret it has.';
 
 CREATE FUNCTION postern.close_breaker(destination text, reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE sql
@@ -720,19 +842,47 @@ COMMENT ON FUNCTION postern.complete_breaker() IS 'Trigger: completes what a cha
 CREATE FUNCTION postern.complete_connection() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
+    AS $_$
+declare
+  broken text;
 begin
   new.origin := coalesce(
     case when new.origin is not null then postern.destination(new.origin) end,
     (select postern.destination(e.url) from postern.endpoint e where e.id = new.endpoint_id),
     (select postern.destination(s.target_url) from postern.source s where s.id = new.source_id and s.target_url is not null));
+  broken := case
+    when num_nonnulls(new.endpoint_id, new.source_id) <> 1
+    then 'connection of an endpoint or of a source'
+    when num_nulls(new.allow_networks, new.allow_http, new.allow_ports, new.created_at) > 0
+    then 'allow_networks, allow_http, allow_ports and created_at are not null'
+    when octet_length(new.origin) > 300 or new.origin = 'invalid'
+    then 'origin is scheme, host and port of a URL'
+    when cardinality(new.allow_networks) > 100 or array_position(new.allow_networks, null) is not null
+    then 'allow_networks is at most 100 networks'
+    when cardinality(new.allow_ports) > 100 or array_position(new.allow_ports, null) is not null
+      or not (1 <= all (new.allow_ports) and 65535 >= all (new.allow_ports))
+    then 'allow_ports is at most 100 ports from 1 to 65535'
+    when octet_length(new.ca) > 65536 or not starts_with(new.ca, '-----BEGIN CERTIFICATE-----')
+      or octet_length(new.certificate) > 65536 or not starts_with(new.certificate, '-----BEGIN CERTIFICATE-----')
+    then 'ca and certificate are PEM certificates of at most 64 KiB'
+    when octet_length(new.private_key) > case when new.private_key like 'sealed:v1:%' then 90000 else 65536 end
+    then 'private_key is at most 64 KiB'
+    when new.private_key like 'sealed:%' and new.private_key !~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$'
+    then 'private_key begins with sealed: only where it is sealed'
+    when (new.certificate is null) <> (new.private_key is null)
+    then 'certificate and private_key belong together'
+  end;
+  if broken is not null then
+    raise exception 'connection refused: %', broken
+      using errcode = 'check_violation', schema = tg_table_schema, table = tg_table_name, constraint = left(broken, 63);
+  end if;
   if new.origin is null then
     raise exception 'connection refused: no endpoint or source with this id has a URL'
       using errcode = 'foreign_key_violation';
   end if;
   return new;
 end
-$$;
+$_$;
 
 COMMENT ON FUNCTION postern.complete_connection() IS 'Trigger: fills in the origin that a connection is trusted for.';
 
@@ -740,6 +890,10 @@ CREATE FUNCTION postern.complete_endpoint() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+declare
+  -- Sealing the user part of a URL leaves it the URL that it was.
+  moved constant boolean := tg_op = 'UPDATE' and new.url <> old.url
+    and (new.url !~ '^[^/]*//sealed:v1:' or postern.without_user(new.url) <> postern.without_user(old.url));
 begin
   if new.max_in_flight is null then
     new.capped_since := null;
@@ -755,12 +909,12 @@ begin
       new.reason := null; -- it was the reason for the old status
     end if;
   end if;
-  if new.url <> old.url or (new.status = 'active' and old.status <> 'active') then
+  if moved or (new.status = 'active' and old.status <> 'active') then
     new.failing_since := null;
     new.failing_times := 0;
     new.failing_at := null;
   end if;
-  if new.url <> old.url or new.status <> old.status then
+  if moved or new.status <> old.status then
     new.generation := old.generation + 1; -- what was sent before says nothing any more
   end if;
   return new;
@@ -775,33 +929,47 @@ CREATE FUNCTION postern.cooldown(trips integer, base interval, longest interval)
 
 COMMENT ON FUNCTION postern.cooldown(trips integer, base interval, longest interval) IS 'How long a breaker stays open that has tripped so many times before.';
 
-CREATE FUNCTION postern.fingerprint(value text) RETURNS text
+CREATE FUNCTION postern.origin(target_url text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN ('sha256:'::text || substr(encode(sha256(convert_to(value, 'UTF8'::name)), 'hex'::text), 1, 12));
+    RETURN COALESCE((SELECT (((lower((part.part[1] COLLATE "C")) || '://'::text) || lower((host.host COLLATE "C"))) || CASE WHEN (port.port IS NULL) THEN ''::text WHEN ((lower((part.part[1] COLLATE "C")) = 'http'::text) AND (port.port = 80)) THEN ''::text WHEN ((lower((part.part[1] COLLATE "C")) = 'https'::text) AND (port.port = 443)) THEN ''::text ELSE (':'::text || port.port) END) FROM regexp_match(CASE WHEN (octet_length(origin.target_url) <= 8192) THEN origin.target_url ELSE NULL::text END, '^(https?)://(?:[^/?#@\\[:space:][:cntrl:]]*@)?(\[[0-9a-f:.]+\]|[^]\[/?#@:\\"<>^`{|}%[:space:][:cntrl:]]+)(?::([0-9]{0,10}))?(?:[/?#]|$)'::text, 'i'::text) part(part), LATERAL regexp_replace(part.part[2], '[.]$'::text, ''::text) host(host), LATERAL CAST((NULLIF(part.part[3], ''::text))::bigint AS bigint) port(port) WHERE (((octet_length(host.host) >= 1) AND (octet_length(host.host) <= 253)) AND COALESCE(((port.port >= 1) AND (port.port <= 65535)), true))), 'invalid'::text);
 
-COMMENT ON FUNCTION postern.fingerprint(value text) IS 'The beginning of a value''s SHA-256, which tells it from another without showing it.';
+COMMENT ON FUNCTION postern.origin(target_url text) IS 'What postern.destination does with a URL that is not in its origin''s own spelling.';
+
+CREATE FUNCTION postern.destination(target_url text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN ((octet_length(target_url) <= 8192) AND (target_url ~ '^https?://[a-z0-9][a-z0-9.-]*[a-z0-9](:[1-9][0-9][0-9][0-9]|:[1-5][0-9][0-9][0-9][0-9])?(/|$)'::text) AND (octet_length(split_part(target_url, '/'::text, 3)) <= 240)) THEN ((split_part(target_url, '/'::text, 1) || '//'::text) || split_part(target_url, '/'::text, 3)) ELSE postern.origin(target_url) END;
+
+COMMENT ON FUNCTION postern.destination(target_url text) IS 'The origin of a target_url, in its one spelling; ''invalid'' when it has none.';
+
+CREATE FUNCTION postern.fingerprint(value text) RETURNS text
+    LANGUAGE sql
+    RETURN CASE WHEN (value ~ '^whsec_[A-Za-z0-9+/]{32,86}={0,2}( |$)'::text) THEN ('sha256:'::text || "left"(encode(sha256(convert_to(split_part(value, ' '::text, 1), 'UTF8'::name)), 'hex'::text), 12)) WHEN (value IS NOT NULL) THEN ('random:'::text || "left"(translate((gen_random_uuid())::text, '-'::text, ''::text), 12)) ELSE NULL::text END;
+
+COMMENT ON FUNCTION postern.fingerprint(value text) IS 'What tells one value from another and nothing about it: of whsec_ secrets the beginning of their SHA-256, which the receiver can compare; else a new random number.';
 
 CREATE FUNCTION postern.difference(was jsonb, becomes jsonb, OUT old jsonb, OUT new jsonb) RETURNS record
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    LANGUAGE sql
     BEGIN ATOMIC
  SELECT jsonb_object_agg(x.key, x.was) FILTER (WHERE (x.was IS NOT NULL)) AS jsonb_object_agg,
      jsonb_object_agg(x.key, x.becomes) FILTER (WHERE (x.becomes IS NOT NULL)) AS jsonb_object_agg
     FROM ( SELECT COALESCE(o.key, n.key) AS key,
                  CASE
                      WHEN (o.value = 'null'::jsonb) THEN o.value
+                     WHEN (COALESCE(o.key, n.key) = 'secret'::text) THEN (difference.was -> 'secret_fingerprint'::text)
                      WHEN (COALESCE(o.key, n.key) ~ 'secret|headers'::text) THEN to_jsonb(postern.fingerprint((o.value #>> '{}'::text[])))
                      WHEN (COALESCE(o.key, n.key) ~ 'url'::text) THEN to_jsonb(((postern.destination((o.value #>> '{}'::text[])) || ' '::text) || postern.fingerprint((o.value #>> '{}'::text[]))))
                      ELSE o.value
                  END AS was,
                  CASE
                      WHEN (n.value = 'null'::jsonb) THEN n.value
+                     WHEN (COALESCE(o.key, n.key) = 'secret'::text) THEN (difference.becomes -> 'secret_fingerprint'::text)
                      WHEN (COALESCE(o.key, n.key) ~ 'secret|headers'::text) THEN to_jsonb(postern.fingerprint((n.value #>> '{}'::text[])))
                      WHEN (COALESCE(o.key, n.key) ~ 'url'::text) THEN to_jsonb(((postern.destination((n.value #>> '{}'::text[])) || ' '::text) || postern.fingerprint((n.value #>> '{}'::text[]))))
                      ELSE n.value
                  END AS becomes
             FROM (jsonb_each(difference.was) o(key, value)
               FULL JOIN jsonb_each(difference.becomes) n(key, value) ON ((n.key = o.key)))
-           WHERE (COALESCE(o.value, 'null'::jsonb) <> COALESCE(n.value, 'null'::jsonb))) x;
+           WHERE ((COALESCE(o.value, 'null'::jsonb) <> COALESCE(n.value, 'null'::jsonb)) AND (COALESCE(o.key, n.key) <> 'secret_fingerprint'::text))) x;
 END;
 
 COMMENT ON FUNCTION postern.difference(was jsonb, becomes jsonb, OUT old jsonb, OUT new jsonb) IS 'The columns in which two versions of a row differ; of secrets, headers and URLs fingerprints.';
@@ -1054,6 +1222,16 @@ CREATE FUNCTION postern.journal_source() RETURNS trigger
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
+  if tg_op = 'UPDATE'
+     and to_jsonb(new) - '{secret,previous_secret,id_secret}'::text[] = to_jsonb(old) - '{secret,previous_secret,id_secret}'::text[]
+     and (new.secret = old.secret or new.secret like 'sealed:v1:%')
+     and (new.previous_secret is not distinct from old.previous_secret or (old.previous_secret is not null and new.previous_secret like 'sealed:v1:%'))
+     and (new.id_secret = old.id_secret or new.id_secret like 'sealed:v1:%')
+     and (new.secret, new.previous_secret, new.id_secret) is distinct from (old.secret, old.previous_secret, old.id_secret)
+  then
+    insert into postern.journal (subject, change) values ('source ' || new.name, 'sealed');
+    return null;
+  end if;
   insert into postern.journal (subject, change, old, new)
   select 'source ' || coalesce(new.name, old.name),
          case tg_op when 'INSERT' then 'added' when 'DELETE' then 'removed'
@@ -1622,22 +1800,30 @@ CREATE FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval DEFAU
     AS $$
 declare
   fresh text := postern.new_secret();
+  shared boolean;
 begin
   if overlap is null or overlap < interval '0' then
     raise exception 'overlap is how long the old secret is still used: 0 or more'
       using errcode = 'invalid_parameter_value';
   end if;
   update postern.endpoint e
-     set secret          = fresh,
+     set secret          = concat_ws(' ', case when has.shared then fresh end, case when has.pair then postern.new_private_key() end),
          previous_secret = case when overlap > interval '0' then e.secret end,
          previous_until  = case when overlap > interval '0' then now() + overlap end
+    from (select o.id,
+                 o.public_key is not null or coalesce(o.secret ~ '(^| )whsk_', false) as pair,
+                 (o.public_key is null and coalesce(o.secret !~ '^whsk_', true)) or coalesce(o.secret_fingerprint like 'sha256:%', false) as shared
+            from postern.endpoint o) has
    where e.id = endpoint_id
-     and e.status <> 'deleted';
+     and has.id = e.id
+     and e.status <> 'deleted'
+  returning has.shared
+    into shared;
   if not found then
     raise exception 'endpoint % does not exist, or is deleted', endpoint_id
       using errcode = 'no_data_found';
   end if;
-  return fresh;
+  return case when shared then fresh end;
 end
 $$;
 
@@ -1742,6 +1928,113 @@ CREATE FUNCTION postern.sample_throughput() RETURNS TABLE(destination text, deli
 END;
 
 COMMENT ON FUNCTION postern.sample_throughput() IS 'What was delivered within a minute, per destination, from 20,000 attempts at most.';
+
+CREATE FUNCTION postern.seal_connection(id bigint, version text, private_key text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  was postern.connection;
+begin
+  select c.* into was from postern.connection c where c.id = $1 and hashtextextended(c::text, 0)::text = $2 for update skip locked;
+  if was.id is null then
+    return false;
+  end if;
+  if not postern.seals(was.private_key, $3) then
+    raise exception 'connection %: seal_connection only seals what is there', $1 using errcode = 'insufficient_privilege';
+  end if;
+  update postern.connection c
+     set private_key = coalesce($3, c.private_key)
+   where c.id = $1;
+  return true;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.seal_connection(id bigint, version text, private_key text) IS 'For dispatchers: puts a sealed private key into a connection that is still at this version.';
+
+CREATE FUNCTION postern.seal_endpoint(id bigint, version text, url text, secret text, previous_secret text, headers jsonb, public_key text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  was postern.endpoint;
+begin
+  select e.* into was from postern.endpoint e where e.id = $1 and hashtextextended(e::text, 0)::text = $2 for update skip locked;
+  if was.id is null then
+    return false;
+  end if;
+  if not (postern.seals_url(was.url, $3) and postern.seals(was.secret, $4) and postern.seals(was.previous_secret, $5)
+          and postern.seals_headers(was.headers, $6) and coalesce($7 ~ '^whpk_[A-Za-z0-9+/]{43}=$', true))
+  then
+    raise exception 'endpoint %: seal_endpoint only seals what is there', $1 using errcode = 'insufficient_privilege';
+  end if;
+  update postern.endpoint e
+     set url             = coalesce($3, e.url),
+         secret          = coalesce($4, e.secret),
+         previous_secret = coalesce($5, e.previous_secret),
+         headers         = coalesce($6, e.headers),
+         public_key      = coalesce($7, e.public_key)
+   where e.id = $1;
+  return true;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.seal_endpoint(id bigint, version text, url text, secret text, previous_secret text, headers jsonb, public_key text) IS 'For dispatchers: puts sealed values into an endpoint that is still at this version, and its public key.';
+
+CREATE FUNCTION postern.seal_source(id bigint, version text, secret text, previous_secret text, id_secret text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+declare
+  was postern.source;
+begin
+  select s.* into was from postern.source s where s.id = $1 and hashtextextended(s::text, 0)::text = $2 for update skip locked;
+  if was.id is null then
+    return false;
+  end if;
+  if not (postern.seals(was.secret, $3) and postern.seals(was.previous_secret, $4) and postern.seals(was.id_secret, $5)) then
+    raise exception 'source %: seal_source only seals what is there', $1 using errcode = 'insufficient_privilege';
+  end if;
+  update postern.source s
+     set secret          = coalesce($3, s.secret),
+         previous_secret = coalesce($4, s.previous_secret),
+         id_secret       = coalesce($5, s.id_secret)
+   where s.id = $1;
+  return true;
+end
+$_$;
+
+COMMENT ON FUNCTION postern.seal_source(id bigint, version text, secret text, previous_secret text, id_secret text) IS 'For dispatchers: puts sealed values into a source that is still at this version.';
+
+CREATE FUNCTION postern.seals(was text, becomes text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((becomes IS NULL) OR ((was IS NOT NULL) AND (becomes ~ '^sealed:v1:[0-9a-f]{8}:[A-Za-z0-9_-]{38,}$'::text)));
+
+COMMENT ON FUNCTION postern.seals(was text, becomes text) IS 'Whether one value may take the place of another because it is sealed; null: it stays.';
+
+CREATE FUNCTION postern.seals_headers(was jsonb, becomes jsonb) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (becomes IS NULL) THEN true WHEN ((jsonb_typeof(was) = 'object'::text) AND (jsonb_typeof(becomes) = 'object'::text)) THEN (SELECT COALESCE(bool_and((COALESCE(((o.value = n.value) OR postern.seals((o.value #>> '{}'::text[]), (n.value #>> '{}'::text[]))), false) AND (n.value IS NOT NULL))), true) AS "coalesce" FROM (jsonb_each(seals_headers.was) o(key, value) FULL JOIN jsonb_each(seals_headers.becomes) n(key, value) ON ((n.key = o.key)))) ELSE false END;
+
+COMMENT ON FUNCTION postern.seals_headers(was jsonb, becomes jsonb) IS 'Whether headers are others with values sealed.';
+
+CREATE FUNCTION postern.without_user(url text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((split_part(url, '//'::text, 1) || '//'::text) || COALESCE("substring"(url, '^[^/]*//[^/?#]*@(.*)$'::text), substr(url, (strpos(url, '//'::text) + 2))));
+
+COMMENT ON FUNCTION postern.without_user(url text) IS 'A URL without its user part.';
+
+CREATE FUNCTION postern.seals_url(was text, becomes text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((becomes IS NULL) OR ((postern.without_user(was) = postern.without_user(becomes)) AND postern.seals("substring"(was, '^[^/]*//([^/?#]+)@'::text), COALESCE("substring"(becomes, '^[^/]*//([^/?#]+)@'::text), ''::text))));
+
+COMMENT ON FUNCTION postern.seals_url(was text, becomes text) IS 'Whether a URL is another with its user part sealed.';
+
+CREATE FUNCTION postern.sendable_headers(headers jsonb) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (headers IS NULL) THEN true WHEN ((jsonb_typeof(headers) <> 'object'::text) OR (pg_column_size(headers) > 131072)) THEN false ELSE (SELECT ((count(*) <= 20) AND (count(DISTINCT h.folded) = count(*)) AND COALESCE(bool_and(((jsonb_typeof(h.value) = 'string'::text) AND (octet_length(h.name) <= 64) AND (h.name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'::text) AND (octet_length((h.value #>> '{}'::text[])) <= CASE WHEN ((h.value #>> '{}'::text[]) ~~ 'sealed:v1:%'::text) THEN 5600 ELSE 4096 END) AND ((h.value #>> '{}'::text[]) ~ '^[ -~]*$'::text) AND (h.folded !~ '^(host|content-length|transfer-encoding|trailer|te|expect|connection|keep-alive|upgrade|http2-settings|content-type|content-encoding|accept-encoding|(x-)?idempotency-key|user-agent|proxy-.*|postern-.*|webhook-.*|x-signature.*|x-hub-signature.*|stripe-signature)$'::text))), true)) FROM (SELECT jsonb_each.key AS name, jsonb_each.value, translate(lower((jsonb_each.key COLLATE "C")), '_'::text, '-'::text) AS folded FROM jsonb_each(sendable_headers.headers) jsonb_each(key, value)) h) END;
+
+COMMENT ON FUNCTION postern.sendable_headers(headers jsonb) IS 'Whether custom headers of an endpoint can be sent: names that are not reserved, values of printable ASCII.';
 
 CREATE FUNCTION postern.shown_statement() RETURNS text
     LANGUAGE sql STABLE
@@ -1923,14 +2216,7 @@ CREATE TABLE postern.connection (
     certificate text,
     private_key text,
     reason text,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "allow_networks is at most 100 networks" CHECK (((cardinality(allow_networks) <= 100) AND (array_position(allow_networks, NULL::cidr) IS NULL))),
-    CONSTRAINT "allow_ports is at most 100 ports from 1 to 65535" CHECK (((cardinality(allow_ports) <= 100) AND (array_position(allow_ports, NULL::integer) IS NULL) AND (1 <= ALL (allow_ports)) AND (65535 >= ALL (allow_ports)))),
-    CONSTRAINT "ca and certificate are PEM certificates of at most 64 KiB" CHECK ((COALESCE(((octet_length(ca) <= 65536) AND starts_with(ca, '-----BEGIN CERTIFICATE-----'::text)), true) AND COALESCE(((octet_length(certificate) <= 65536) AND starts_with(certificate, '-----BEGIN CERTIFICATE-----'::text)), true))),
-    CONSTRAINT "certificate and private_key belong together" CHECK (((certificate IS NULL) = (private_key IS NULL))),
-    CONSTRAINT "connection of an endpoint or of a source" CHECK ((num_nonnulls(endpoint_id, source_id) = 1)),
-    CONSTRAINT "origin is scheme, host and port of a URL" CHECK (((octet_length(origin) <= 300) AND (postern.destination(origin) = origin) AND (origin <> 'invalid'::text))),
-    CONSTRAINT "private_key is at most 64 KiB" CHECK ((octet_length(private_key) <= 65536))
+    created_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
 COMMENT ON TABLE postern.connection IS 'What an operator trusts one target with: insert into postern.connection (endpoint_id, allow_networks, reason) values (7, ''{10.1.0.0/16}'', ''billing'').';
@@ -1947,7 +2233,7 @@ COMMENT ON COLUMN postern.connection.ca IS 'PEM certificates of the authorities 
 
 COMMENT ON COLUMN postern.connection.certificate IS 'PEM client certificate, and those between it and its authority.';
 
-COMMENT ON COLUMN postern.connection.private_key IS 'PEM private key of certificate. Secret: no view shows it.';
+COMMENT ON COLUMN postern.connection.private_key IS 'PEM private key of certificate. Secret: no view shows it, and dispatchers with sealing keys seal it within seconds.';
 
 COMMENT ON COLUMN postern.connection.reason IS 'Why, in the words of whoever made it so.';
 
@@ -2018,6 +2304,7 @@ CREATE TABLE postern.dispatcher (
     pid integer NOT NULL,
     version text NOT NULL,
     slots integer NOT NULL,
+    sealing_keys text[] DEFAULT '{}'::text[] NOT NULL,
     in_flight integer DEFAULT 0 NOT NULL,
     unrecorded integer DEFAULT 0 NOT NULL,
     unrecorded_since timestamp with time zone,
@@ -2039,6 +2326,8 @@ WITH (fillfactor='50', autovacuum_vacuum_threshold='50', autovacuum_vacuum_scale
 
 COMMENT ON TABLE postern.dispatcher IS 'Processes that dispatch, one row a start.';
 
+COMMENT ON COLUMN postern.dispatcher.sealing_keys IS 'Ids of the keys that it can open sealed values with, that of the one it seals with first.';
+
 COMMENT ON COLUMN postern.dispatcher.unrecorded IS 'Outcomes that are known and not recorded yet; unrecorded_since is when the oldest became known. While its heartbeats come, nobody claims what was leased to it then.';
 
 COMMENT ON COLUMN postern.dispatcher.throughput IS 'Deliveries that ended per second, lately; usual_throughput over the last minutes.';
@@ -2056,6 +2345,7 @@ CREATE VIEW postern.dispatcher_status AS
             ELSE d.state
         END AS state,
     d.slots,
+    d.sealing_keys,
     d.in_flight,
     d.waiting_for,
     (now() - d.waiting_since) AS waiting_age,
@@ -2078,6 +2368,8 @@ COMMENT ON COLUMN postern.dispatcher_status.version IS 'Version of the program.'
 COMMENT ON COLUMN postern.dispatcher_status.state IS 'What it said last; silent: it has said nothing for 30 seconds, and its leases will run out; stopped: it ended by itself.';
 
 COMMENT ON COLUMN postern.dispatcher_status.slots IS 'Requests that it may have in flight.';
+
+COMMENT ON COLUMN postern.dispatcher_status.sealing_keys IS 'Ids of the keys with which it opens sealed values, that of the one it seals with first.';
 
 COMMENT ON COLUMN postern.dispatcher_status.in_flight IS 'Requests that were in flight at its last heartbeat.';
 
@@ -2112,6 +2404,7 @@ CREATE VIEW postern.endpoint_status AS
     e.failing_since,
     e.style,
     (e.secret IS NOT NULL) AS has_secret,
+    e.secret_fingerprint,
         CASE
             WHEN (e.previous_until > now()) THEN e.previous_until
             ELSE NULL::timestamp with time zone
@@ -2152,6 +2445,8 @@ COMMENT ON COLUMN postern.endpoint_status.failing_since IS 'When the failures be
 COMMENT ON COLUMN postern.endpoint_status.style IS 'How messages are signed: standard, plain, github or stripe.';
 
 COMMENT ON COLUMN postern.endpoint_status.has_secret IS 'Whether it has a secret; without one nothing is sent.';
+
+COMMENT ON COLUMN postern.endpoint_status.secret_fingerprint IS 'Tells one secret from another: sha256: and 12 digits of the SHA-256 of a whsec_ secret, or random: and a number for any other.';
 
 COMMENT ON COLUMN postern.endpoint_status.previous_secret_until IS 'Until when the secret before this one signs too.';
 
@@ -2299,7 +2594,7 @@ COMMENT ON COLUMN postern.journal.role IS 'The role that it had taken by set rol
 
 COMMENT ON COLUMN postern.journal.application IS 'What the session calls itself (application_name).';
 
-COMMENT ON COLUMN postern.journal.old IS 'The columns that changed, as they were. Of secrets, headers and URLs a fingerprint: the beginning of their SHA-256.';
+COMMENT ON COLUMN postern.journal.old IS 'The columns that changed, as they were. Of secrets, headers and URLs what postern.fingerprint() tells of them.';
 
 COMMENT ON COLUMN postern.journal.new IS 'The same columns, as they became.';
 
@@ -2378,6 +2673,29 @@ ALTER TABLE postern.outbox ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY 
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE VIEW postern.public_key AS
+ SELECT ('ep_'::text || e.id) AS destination,
+    e.tenant,
+    k.key,
+    k.until
+   FROM (postern.endpoint e
+     CROSS JOIN LATERAL ( VALUES (e.public_key,NULL::timestamp with time zone), (
+                CASE
+                    WHEN (e.previous_until > now()) THEN e.previous_public_key
+                    ELSE NULL::text
+                END,e.previous_until)) k(key, until))
+  WHERE ((k.key IS NOT NULL) AND (e.status <> 'deleted'::text));
+
+COMMENT ON VIEW postern.public_key IS 'Public keys of endpoints, which verify their v1a signatures: postern secrets public writes them into a file.';
+
+COMMENT ON COLUMN postern.public_key.destination IS 'The endpoint: ep_<id>.';
+
+COMMENT ON COLUMN postern.public_key.tenant IS 'Whose endpoint it is.';
+
+COMMENT ON COLUMN postern.public_key.key IS 'whpk_ and the base64 of the key.';
+
+COMMENT ON COLUMN postern.public_key.until IS 'When this one stops signing; null: it is the current one.';
 
 CREATE TABLE postern.retention (
     what text NOT NULL,
@@ -2512,23 +2830,56 @@ CREATE TABLE postern.source (
     event_type text DEFAULT 'event'::text NOT NULL,
     target_url text,
     max_body integer DEFAULT 1048576 NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT "event_type of a source is 1 to 255 of A-Z a-z 0-9 _ - . /" CHECK ((event_type ~ '^[A-Za-z0-9_./-]{1,255}$'::text)),
-    CONSTRAINT "id_from is header:NAME or json:PATH" CHECK ((id_from ~ '^(header:[^ :]+|json:.+)$'::text)),
-    CONSTRAINT "id_secret is 32 to 1024 bytes" CHECK (((octet_length(id_secret) >= 32) AND (octet_length(id_secret) <= 1024))),
-    CONSTRAINT "max_body is 1 byte to 1 MiB" CHECK (((max_body >= 1) AND (max_body <= 1048576))),
-    CONSTRAINT "name is 1 to 64 of A-Z a-z 0-9 _ . -" CHECK ((name ~ '^[A-Za-z0-9_.-]{1,64}$'::text)),
-    CONSTRAINT "path is / and up to 254 of A-Z a-z 0-9 _ . ~ / -" CHECK ((path ~ '^/[A-Za-z0-9_.~/-]{0,254}$'::text)),
-    CONSTRAINT "path is not /healthz or /readyz" CHECK ((path <> ALL (ARRAY['/healthz'::text, '/readyz'::text]))),
-    CONSTRAINT "scheme is standard, github, stripe or hmac" CHECK ((scheme = ANY (ARRAY['standard'::text, 'github'::text, 'stripe'::text, 'hmac'::text]))),
-    CONSTRAINT "signature_encoding is hex or base64" CHECK ((signature_encoding = ANY (ARRAY['hex'::text, 'base64'::text]))),
-    CONSTRAINT "signature_header, _prefix and _encoding belong to scheme hmac" CHECK (((scheme = 'hmac'::text) OR (COALESCE(signature_header, signature_prefix, signature_encoding) IS NULL))),
-    CONSTRAINT "status of a source is active or disabled" CHECK ((status = ANY (ARRAY['active'::text, 'disabled'::text]))),
-    CONSTRAINT "tolerance is between 1 second and 1 day" CHECK (((tolerance >= '00:00:01'::interval) AND (tolerance <= '1 day'::interval))),
-    CONSTRAINT "type_from is header:NAME or json:PATH" CHECK ((type_from ~ '^(header:[^ :]+|json:.+)$'::text))
+    secret_fingerprint text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
 COMMENT ON TABLE postern.source IS 'Senders that postern receive listens to: path, signature, and where their events go.';
+
+COMMENT ON COLUMN postern.source.secret_fingerprint IS 'Tells one secret from another: see postern.fingerprint().';
+
+CREATE VIEW postern.sealing AS
+ SELECT v.what,
+        CASE
+            WHEN (v.value ~~ 'sealed:v1:%'::text) THEN substr(v.value, 11, 8)
+            ELSE NULL::text
+        END AS key,
+    count(*) AS total
+   FROM ( SELECT 'secrets of endpoints'::text AS "?column?",
+            unnest(ARRAY[e.secret, e.previous_secret]) AS unnest
+           FROM postern.endpoint e
+        UNION ALL
+         SELECT 'user parts of URLs'::text,
+            "substring"(e.url, '^[^/]*//([^/?#]+)@'::text) AS "substring"
+           FROM postern.endpoint e
+        UNION ALL
+         SELECT 'header values'::text,
+            h.value
+           FROM (postern.endpoint e
+             CROSS JOIN LATERAL jsonb_each_text(e.headers) h(key, value))
+          WHERE (jsonb_typeof(e.headers) = 'object'::text)
+        UNION ALL
+         SELECT 'secrets of sources'::text,
+            unnest(ARRAY[s.secret, s.previous_secret, s.id_secret]) AS unnest
+           FROM postern.source s
+        UNION ALL
+         SELECT 'private keys of connections'::text,
+            c.private_key
+           FROM postern.connection c) v(what, value)
+  WHERE (v.value IS NOT NULL)
+  GROUP BY v.what,
+        CASE
+            WHEN (v.value ~~ 'sealed:v1:%'::text) THEN substr(v.value, 11, 8)
+            ELSE NULL::text
+        END;
+
+COMMENT ON VIEW postern.sealing IS 'How many secrets, header values and user parts of URLs are sealed with which key, and how many are plain text.';
+
+COMMENT ON COLUMN postern.sealing.what IS 'What is counted.';
+
+COMMENT ON COLUMN postern.sealing.key IS 'Id of the key; null: plain text.';
+
+COMMENT ON COLUMN postern.sealing.total IS 'How many there are.';
 
 ALTER TABLE postern.source ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
     SEQUENCE NAME postern.source_id_seq
@@ -2719,6 +3070,8 @@ ALTER TABLE ONLY postern.tally
 
 CREATE INDEX attempt_by_time ON postern.attempt USING brin (started_at) WITH (pages_per_range='32', autosummarize='on');
 
+CREATE INDEX connection_unsealed ON postern.connection USING btree (id) WHERE (private_key !~~ 'sealed:v1:%'::text);
+
 CREATE INDEX delivery_due ON postern.delivery USING btree (destination, next_attempt_at, id) WHERE ((status)::text = 'pending'::text);
 
 CREATE INDEX delivery_resting ON postern.delivery USING btree (destination, id) WHERE ((status)::text <> 'pending'::text);
@@ -2727,11 +3080,17 @@ CREATE INDEX delivery_scheduled ON postern.delivery USING btree (next_attempt_at
 
 CREATE INDEX endpoint_by_tenant ON postern.endpoint USING btree (tenant) WHERE (status <> 'deleted'::text);
 
+CREATE INDEX endpoint_unpublished ON postern.endpoint USING btree (id) WHERE ((public_key IS NULL) AND (secret ~ '(^| )whsk_'::text));
+
+CREATE INDEX endpoint_unsealed ON postern.endpoint USING btree (id) WHERE ((secret !~~ 'sealed:v1:%'::text) OR (previous_secret !~~ 'sealed:v1:%'::text) OR (url ~ '^[^/]*//(?!sealed:v1:)[^/?#]+@'::text) OR (headers @? '$.*?(!(@ starts with "sealed:v1:"))'::jsonpath));
+
 CREATE UNIQUE INDEX "event_id is unique within source" ON postern.outbox USING btree (source, event_id) WHERE (source IS NOT NULL);
 
 CREATE UNIQUE INDEX "idempotency_key is unique within tenant" ON postern.outbox USING btree (tenant, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 
 CREATE INDEX outbox_expiring ON postern.outbox USING btree (expires_at, id) WHERE (expires_at IS NOT NULL);
+
+CREATE INDEX source_unsealed ON postern.source USING btree (id) WHERE ((secret !~~ 'sealed:v1:%'::text) OR (previous_secret !~~ 'sealed:v1:%'::text) OR (id_secret !~~ 'sealed:v1:%'::text));
 
 CREATE TRIGGER announce_breaker AFTER INSERT OR DELETE OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.announce_breaker();
 
@@ -2745,7 +3104,11 @@ CREATE TRIGGER begin_change BEFORE UPDATE ON postern.message FOR EACH STATEMENT 
 
 CREATE TRIGGER change_message INSTEAD OF UPDATE ON postern.message FOR EACH ROW EXECUTE FUNCTION postern.change_message();
 
+CREATE TRIGGER check_endpoint BEFORE INSERT OR UPDATE ON postern.endpoint FOR EACH ROW EXECUTE FUNCTION postern.check_endpoint();
+
 CREATE TRIGGER check_message BEFORE INSERT ON postern.outbox FOR EACH ROW EXECUTE FUNCTION postern.check_message();
+
+CREATE TRIGGER check_source BEFORE INSERT OR UPDATE ON postern.source FOR EACH ROW EXECUTE FUNCTION postern.check_source();
 
 CREATE TRIGGER complete_breaker BEFORE INSERT OR UPDATE ON postern.breaker FOR EACH ROW EXECUTE FUNCTION postern.complete_breaker();
 
@@ -2803,9 +3166,9 @@ ALTER TABLE ONLY postern.connection
 
 REVOKE ALL ON FUNCTION postern.new_secret() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION postern.sendable_headers(headers jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION postern.new_private_key() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, OUT id bigint, OUT secret text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION postern.add_endpoint(url text, event_types text[], tenant text, style text, headers jsonb, max_in_flight integer, rate_limit double precision, key_pair boolean, OUT id bigint, OUT secret text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.announce_breaker() FROM PUBLIC;
 
@@ -2825,7 +3188,11 @@ REVOKE ALL ON FUNCTION postern.change_delivery(was postern.message, wanted poste
 
 REVOKE ALL ON FUNCTION postern.change_message() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION postern.check_endpoint() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION postern.check_message() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.check_source() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.close_breaker(destination text, reason text) FROM PUBLIC;
 
@@ -2898,6 +3265,22 @@ REVOKE ALL ON FUNCTION postern.retain_messages(place bigint, before timestamp wi
 REVOKE ALL ON FUNCTION postern.rotate_secret(endpoint_id bigint, overlap interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.sample_missed(newest integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.seal_connection(id bigint, version text, private_key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.seal_endpoint(id bigint, version text, url text, secret text, previous_secret text, headers jsonb, public_key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.seal_source(id bigint, version text, secret text, previous_secret text, id_secret text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.seals(was text, becomes text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.seals_headers(was jsonb, becomes jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.without_user(url text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.seals_url(was text, becomes text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION postern.sendable_headers(headers jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION postern.shown_statement() FROM PUBLIC;
 

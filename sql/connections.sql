@@ -5,7 +5,8 @@ for an endpoint.
 
 Zero rows: every target is like all others.
 */
-select c.endpoint_id,
+select c.id,
+       c.endpoint_id,
        s.name as tenant,
        s.target_url,
        c.origin,

@@ -55,3 +55,18 @@ select false,
          where s.state <> 'closed'
          order by s.destination <> 'database', s.changed_at
          limit 5) b
+ union all
+select true,
+       format('dispatcher %s on %s does not have key %s, with which %s values are sealed: its messages to those endpoints wait', d.id, d.host, k.key, k.total),
+       'add that key to its POSTERN_SEALING_KEYS and start it anew'
+  from postern.dispatcher_status d
+ cross join (select key, sum(total) as total from postern.sealing where key is not null group by key) k
+ where d.state not in ('stopped', 'silent')
+   and not d.sealing_keys @> array[k.key]
+ union all
+select false,
+       format('secrets lie in this database in plain text, and so in its dumps and replicas: %s', string_agg(s.total || ' ' || s.what, ', ' order by s.what)),
+       'give the dispatchers POSTERN_SEALING_KEYS, and they seal them within seconds; when they have it, see that one is running'
+  from postern.sealing s
+ where s.key is null
+having count(*) > 0

@@ -3,6 +3,7 @@ Reads the sources that are to be served. Zero rows: none is. A previous secret
 is one while it is valid.
 */
 select
+  id,
   name,
   path,
   scheme,

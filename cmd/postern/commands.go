@@ -16,6 +16,7 @@ type commands struct {
 	Receive        receiveCommand `cmd:"" help:"Take webhooks from outside and write them into the outbox, until a signal comes."`
 	Status         statusCommand  `cmd:"" help:"Show what waits and why: a live table on a terminal."`
 	Doctor         doctorCommand  `cmd:"" help:"Look for what keeps messages from being delivered, and say how to mend it."`
+	Secrets        secretsCommand `cmd:"" help:"Seal what is secret in the database anew, and write public keys."`
 	Migrate        migrateCommand `cmd:"" help:"Create, update or remove the schema."`
 	VersionCommand versionCommand `cmd:"" name:"version" help:"Show the version."`
 }

@@ -11,6 +11,7 @@ import (
 type doctorCommand struct {
 	Database databaseSettings `embed:""`
 	Listen   listenSettings   `embed:""`
+	Sealing  sealingSettings  `embed:""`
 
 	JSON bool `name:"json" help:"Print the findings as JSON, one an object of a list."`
 }
@@ -22,6 +23,7 @@ func (c *doctorCommand) run(ctx context.Context, p process) error {
 		DatabaseURL: c.Database.DatabaseURL,
 		ListenURL:   c.Listen.ListenURL,
 		Schema:      c.Database.Schema,
+		SealingKeys: c.Sealing.keys,
 	})
 	if err != nil {
 		return fmt.Errorf("doctor: %w", err)

@@ -123,7 +123,7 @@ func TestTagsOfSettings(t *testing.T) {
 // reflectTags returns the names of the tags of the field that value stands for.
 func reflectTags(t *testing.T, value *kong.Value) (names []string) {
 	t.Helper()
-	for _, group := range []any{databaseSettings{}, logSettings{}, listenSettings{}, runSettings{}, receiveSettings{}} {
+	for _, group := range []any{databaseSettings{}, logSettings{}, listenSettings{}, sealingSettings{}, runSettings{}, receiveSettings{}} {
 		typ := reflect.TypeOf(group)
 		for i := range typ.NumField() {
 			field := typ.Field(i)

@@ -9,6 +9,7 @@ import (
 
 type receiveCommand struct {
 	Database databaseSettings `embed:""`
+	Sealing  sealingSettings  `embed:""`
 	Settings receiveSettings  `embed:""`
 	Log      logSettings      `embed:""`
 
@@ -31,6 +32,7 @@ func (c *receiveCommand) config(p process) receive.Config {
 	return receive.Config{
 		DatabaseURL:    c.Database.DatabaseURL,
 		Schema:         c.Database.Schema,
+		SealingKeys:    c.Sealing.keys,
 		Address:        string(s.ReceiveAddr),
 		MetricsAddr:    string(s.ReceiveMetricsAddr),
 		Timeout:        s.ReceiveTimeout,

@@ -26,7 +26,7 @@ func TestSettingsReachTheFrontDoor(t *testing.T) {
 		return flatten(reflect.ValueOf(command.config(process{stderr: io.Discard})), "")
 	}
 	initial := fields()
-	changed := fields("--schema=hooks", "--database-url=postgres://other/shop",
+	changed := fields("--schema=hooks", "--sealing-keys="+strings.Repeat("A", 43)+"=", "--database-url=postgres://other/shop",
 		"--receive-addr=127.0.0.1:1", "--receive-metrics-addr=127.0.0.1:2", "--receive-timeout=2s", "--receive-connections=3", "--receive-memory=4MiB",
 		"--receive-sender-connections=50", "--receive-per-address=5", "--receive-trusted-proxies=10.0.0.0/8", "--receive-client-header=X-Real-IP")
 	for field, value := range initial {

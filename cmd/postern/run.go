@@ -13,6 +13,7 @@ import (
 type runCommand struct {
 	Database databaseSettings `embed:""`
 	Listen   listenSettings   `embed:""`
+	Sealing  sealingSettings  `embed:""`
 	Settings runSettings      `embed:""`
 	Log      logSettings      `embed:""`
 
@@ -59,7 +60,8 @@ func (c *runCommand) config(p process) dispatcher.Config {
 		ListenURL:       c.Listen.ListenURL,
 		Schema:          c.Database.Schema,
 		Version:         release(),
-		SigningSecret:   s.secret,
+		SigningSecrets:  s.secrets,
+		SealingKeys:     c.Sealing.keys,
 		Slots:           s.Slots,
 		Batch:           s.Batch,
 		Timeout:         s.Timeout,

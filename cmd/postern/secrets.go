@@ -7,33 +7,71 @@ import (
 	"regexp"
 	"strings"
 
+	"postern/outbox/seal"
 	"postern/outbox/signature"
 )
 
-// checkSecret leaves the signing secret in s.secret, whether it came from the
-// environment or from a file.
-func (s *runSettings) checkSecret(p *parser) []string {
-	name, secret := "POSTERN_SIGNING_SECRET", s.SigningSecret
-	switch {
-	case s.SigningSecret != "" && s.SigningSecretFile != "":
-		return []string{"POSTERN_SIGNING_SECRET and POSTERN_SIGNING_SECRET_FILE are both set: unset one of them"}
-	case s.SigningSecretFile != "":
-		name = "POSTERN_SIGNING_SECRET_FILE"
-		text, err := readSecretFile(s.SigningSecretFile)
-		if err != nil {
-			return []string{fmt.Sprintf("%s: %s", name, err)}
-		}
-		secret = text
-	case s.SigningSecret == "":
-		return []string{`POSTERN_SIGNING_SECRET is not set (allowed: whsec_ and the base64 of 24 to 64 random bytes; make one: echo "whsec_$(openssl rand -base64 32)")`}
-	}
+// rightSecret says what a signing secret looks like.
+const rightSecret = `whsec_ and the base64 of 24 to 64 random bytes; make one: echo "whsec_$(openssl rand -base64 32)"`
 
-	parsed, err := signature.ParseSecret(p.withoutNewline(name, secret))
-	if err != nil {
-		return []string{fmt.Sprintf("%s (value not shown): %s (allowed: whsec_ and the base64 of 24 to 64 random bytes)", name, err)}
+// checkSecrets leaves what messages with a target_url are signed with in
+// s.secrets, the current ones first, whether they came from the environment or
+// from files.
+func (s *runSettings) checkSecrets(p *parser) (found []string) {
+	current, problem := p.fromFile("POSTERN_SIGNING_SECRET", s.SigningSecret, s.SigningSecretFile)
+	if problem == "" && current.text == "" {
+		problem = "POSTERN_SIGNING_SECRET is not set (allowed: " + rightSecret + ")"
 	}
-	s.secret = parsed
+	previous, wrong := p.fromFile("POSTERN_PREVIOUS_SIGNING_SECRET", s.PreviousSigningSecret, s.PreviousSigningSecretFile)
+	for _, text := range []string{problem, wrong} {
+		if text != "" {
+			found = append(found, text)
+		}
+	}
+	for _, from := range []given{current, previous} {
+		secrets, err := signature.ParseKeys(from.text)
+		if from.text != "" && err != nil {
+			found = append(found, fmt.Sprintf("%s (value not shown): %s (allowed: %s)", from.name, err, rightSecret))
+		}
+		s.secrets = append(s.secrets, secrets...)
+	}
+	return found
+}
+
+// check leaves the sealing keys in s.keys.
+func (s *sealingSettings) check(p *parser) []string {
+	from, problem := p.fromFile("POSTERN_SEALING_KEYS", s.SealingKeys, s.SealingKeysFile)
+	if problem != "" {
+		return []string{problem}
+	}
+	if from.text == "" {
+		return nil
+	}
+	var err error
+	if s.keys, err = seal.ParseKeys(from.text); err != nil {
+		return []string{fmt.Sprintf("%s (value not shown): %s (allowed: the base64 of 32 random bytes, several separated by commas or line breaks, the one that seals first; make one: openssl rand -base64 32)", from.name, err)}
+	}
 	return nil
+}
+
+// given is the text of a secret and the name of the setting that it came from.
+type given struct{ name, text string }
+
+// fromFile returns a secret from the environment, or from the file that the setting
+// called name_FILE names. Neither is no text.
+func (p *parser) fromFile(name, text, path string) (from given, problem string) {
+	switch {
+	case text != "" && path != "":
+		return given{}, fmt.Sprintf("%s and %s_FILE are both set: unset one of them", name, name)
+	case path != "":
+		name += "_FILE"
+		read, err := readSecretFile(path)
+		if err != nil {
+			return given{}, fmt.Sprintf("%s: %s", name, err)
+		}
+		text = read
+	}
+	return given{name, p.withoutNewline(name, text)}, ""
 }
 
 // withoutNewline takes off the line break that files and command substitution
@@ -61,7 +99,7 @@ func readSecretFile(path string) (string, error) {
 	case len(text) > most:
 		return "", fmt.Errorf("%s is longer than %d bytes, which no secret is", path, most)
 	case len(strings.TrimSpace(string(text))) == 0:
-		return "", fmt.Errorf("%s is empty (allowed: whsec_ and the base64 of 24 to 64 random bytes)", path)
+		return "", fmt.Errorf("%s is empty", path)
 	}
 	return string(text), nil
 }
@@ -71,6 +109,7 @@ var secretShapes = []struct {
 	replacement string
 }{
 	{regexp.MustCompile(`whsec_[^\s"']*`), "whsec_(not shown)"},
+	{regexp.MustCompile(`whsk_[^\s"']*`), "whsk_(not shown)"},
 	{regexp.MustCompile(`postgres(ql)?://[^\s"']*`), "postgres://(not shown)"},
 	{regexp.MustCompile(`(?i)(password\s*=\s*)('(\\.|[^'\\])*'?|[^\s"']*)`), "${1}(not shown)"},
 }

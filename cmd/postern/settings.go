@@ -6,6 +6,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"postern/outbox/seal"
 	"postern/outbox/signature"
 	"postern/sql"
 )
@@ -24,6 +25,7 @@ import (
 var groups = []kong.Group{
 	{Key: "database", Title: "Database"},
 	{Key: "signing", Title: "Signing"},
+	{Key: "sealing", Title: "Sealing"},
 	{Key: "delivery", Title: "Delivery"},
 	{Key: "addresses", Title: "Addresses"},
 	{Key: "breaker", Title: "Circuit breakers"},
@@ -83,10 +85,21 @@ func (s *listenSettings) check(p *parser) (found []string) {
 	return found
 }
 
+// sealingSettings are the keys that secrets in the database are sealed with.
+type sealingSettings struct {
+	SealingKeys     string `setting:"" secret:"" placeholder:"KEY,…" allowed:"the base64 of 32 random bytes, several separated by commas, the one that seals first" computed:"none: secrets lie in the database as they were written" group:"sealing" help:"Keys that secrets, header values and user parts of URLs are sealed with in the database. Every process that runs needs all of them that are in use."`
+	SealingKeysFile string `setting:"" placeholder:"PATH" group:"sealing" help:"File that holds the sealing keys, one a line. Not together with POSTERN_SEALING_KEYS."`
+
+	// keys are the sealing keys, wherever they came from; nil: none.
+	keys *seal.Keys
+}
+
 // runSettings are those of the dispatcher.
 type runSettings struct {
-	SigningSecret     string `setting:"" secret:"" placeholder:"SECRET" allowed:"whsec_ and the base64 of 24 to 64 random bytes" group:"signing" help:"Signs messages that have a target_url of their own. Endpoints have their own secrets."`
-	SigningSecretFile string `setting:"" placeholder:"PATH" group:"signing" help:"File that holds the signing secret, for secrets that are mounted. Not together with POSTERN_SIGNING_SECRET."`
+	SigningSecret             string `setting:"" secret:"" placeholder:"SECRET" allowed:"whsec_ and the base64 of 24 to 64 random bytes, or whsk_ and the base64 of an Ed25519 private key, or both with a blank between" group:"signing" help:"Signs messages that have a target_url of their own. Endpoints have their own secrets."`
+	SigningSecretFile         string `setting:"" placeholder:"PATH" group:"signing" help:"File that holds the signing secret, for secrets that are mounted. Not together with POSTERN_SIGNING_SECRET."`
+	PreviousSigningSecret     string `setting:"" secret:"" placeholder:"SECRET" allowed:"like POSTERN_SIGNING_SECRET" group:"signing" help:"The one before, which signs as well until every receiver has changed over."`
+	PreviousSigningSecretFile string `setting:"" placeholder:"PATH" group:"signing" help:"File that holds the previous signing secret. Not together with POSTERN_PREVIOUS_SIGNING_SECRET."`
 
 	Slots         int           `setting:"" default:"256" min:"1" max:"10000" placeholder:"N" group:"delivery" help:"Requests in flight at most in this process."`
 	Batch         int           `setting:"" default:"100" min:"1" max:"10000" placeholder:"N" group:"delivery" help:"Deliveries that one claim takes at most."`
@@ -135,8 +148,8 @@ type runSettings struct {
 
 	HTTPAddr address `name:"http-addr" setting:"" allowed:"host:port, such as 127.0.0.1:9464, or :9464 for every interface" computed:"not served" placeholder:"ADDR" group:"observing" help:"Where metrics (/metrics), health (/healthz, /readyz) and the status page (/) are served."`
 
-	// secret is the signing secret, wherever it came from.
-	secret signature.Secret
+	// secrets are the signing secrets, wherever they came from, the current first.
+	secrets []signature.Secret
 }
 
 // leaseMargin is what a lease has over its request, for claiming before it and
@@ -144,7 +157,7 @@ type runSettings struct {
 const leaseMargin = 15 * time.Second
 
 func (s *runSettings) check(p *parser) (found []string) {
-	found = s.checkSecret(p)
+	found = s.checkSecrets(p)
 
 	if s.Lease == 0 {
 		s.Lease = s.Timeout + leaseMargin

@@ -293,7 +293,7 @@ func TestTrailingNewlineOfASecret(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if command.(*runCommand).Settings.secret.Reveal() != testSecret {
+			if command.(*runCommand).Settings.secrets[0].Reveal() != testSecret {
 				t.Error("the line break is still part of the secret")
 			}
 		})
@@ -400,6 +400,7 @@ func TestSettingsReachTheDispatcher(t *testing.T) {
 	}
 	initial := fields()
 	changed := fields("--schema=hooks", "--listen-url=postgres://direct/shop", "--signing-secret="+signature.NewSecret().Reveal(),
+		"--previous-signing-secret="+signature.NewPrivateKey().Reveal(), "--sealing-keys="+strings.Repeat("A", 43)+"=",
 		"--slots=1", "--batch=2", "--timeout=3s", "--lease=4s", "--max-attempts=5", "--backoff-base=6s", "--backoff-cap=7s",
 		"--retry-after-cap=8s", "--disable-after=8d", "--poll-interval=9s", "--shutdown-grace=10s", "--response-limit=11KiB",
 		"--allow-networks=10.0.0.0/8", "--allow-http", "--allow-ports=12", "--database-url=postgres://other/shop",
@@ -427,8 +428,10 @@ func flatten(v reflect.Value, prefix string) map[string]string {
 		switch value := v.Field(i).Interface().(type) {
 		case breaker.Settings, breaker.DatabaseSettings, dispatcher.Retention:
 			maps.Copy(fields, flatten(v.Field(i), name+"."))
-		case signature.Secret:
-			fields[name] = value.Reveal()
+		case []signature.Secret:
+			for _, secret := range value {
+				fields[name] += secret.Reveal() + " "
+			}
 		case zerolog.Logger:
 			fields[name] = ""
 		default:

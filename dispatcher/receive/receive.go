@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"postern/outbox/seal"
 )
 
 const (
@@ -34,8 +36,9 @@ const (
 type Config struct {
 	DatabaseURL string
 	Schema      string
-	Address     string // where to listen, host:port
-	MetricsAddr string // where /metrics is served; empty: nowhere
+	Address     string     // where to listen, host:port
+	SealingKeys *seal.Keys // open what is sealed in the database; nil: they open nothing
+	MetricsAddr string     // where /metrics is served; empty: nowhere
 
 	Timeout        time.Duration  // from a request's header to its answer; its body may take all but a second of it
 	Connections    int            // to Postgres

@@ -13,12 +13,14 @@ import (
 	"unicode/utf8"
 
 	"postern/outbox/inbox"
+	"postern/outbox/seal"
 	"postern/outbox/signature"
 	"postern/sql/session"
 )
 
 // row is a source as sql/sources.sql returns it.
 type row struct {
+	ID                int64
 	Name              string
 	Path              string
 	Scheme            string
@@ -49,11 +51,16 @@ type source struct {
 
 // newSource never fails: a row that cannot be used is a source with a fault, so
 // that its sender is told to come again rather than that nobody is here.
-func newSource(r row, readTimeout time.Duration) *source {
-	s := &source{name: r.Name, idKey: []byte(r.IDSecret), eventType: r.EventType, targetURL: r.TargetURL}
+func newSource(r row, keys *seal.Keys, readTimeout time.Duration) *source {
+	s := &source{name: r.Name, eventType: r.EventType, targetURL: r.TargetURL}
 	s.intake = inbox.Intake{Source: r.Name, MaxBody: r.MaxBody, ReadTimeout: readTimeout}
-	var problems [3]error
-	s.intake.Verify, problems[0] = verifier(r)
+	var problems [4]error
+	s.intake.Verify, problems[0] = verifier(r, keys)
+	if idSecret, err := keys.Open(r.IDSecret, fmt.Sprintf("source/%d/id_secret", r.ID)); err != nil {
+		problems[3] = fmt.Errorf("id_secret: %w", err)
+	} else {
+		s.idKey = []byte(idSecret)
+	}
 	s.intake.ID, problems[1] = inbox.ParseLocator(r.IDFrom)
 	if r.TypeFrom != nil {
 		locator, err := inbox.ParseLocator(*r.TypeFrom)
@@ -64,19 +71,19 @@ func newSource(r row, readTimeout time.Duration) *source {
 }
 
 // verifier's errors show nothing of a secret.
-func verifier(r row) (func(http.Header, []byte) error, error) {
+func verifier(r row, keys *seal.Keys) (func(http.Header, []byte) error, error) {
 	scheme, err := scheme(r)
 	if err != nil {
 		return nil, err
 	}
 	var secrets []signature.Secret
-	current, err := scheme.Secret(r.Secret)
+	current, err := openSecret(scheme, keys, r.ID, r.Secret)
 	if err != nil {
 		return nil, fmt.Errorf("secret: %w", err)
 	}
 	secrets = append(secrets, current)
 	if r.PreviousSecret != nil {
-		previous, err := scheme.Secret(*r.PreviousSecret)
+		previous, err := openSecret(scheme, keys, r.ID, *r.PreviousSecret)
 		if err != nil {
 			return nil, fmt.Errorf("previous_secret: %w", err)
 		}
@@ -85,6 +92,16 @@ func verifier(r row) (func(http.Header, []byte) error, error) {
 	return func(header http.Header, body []byte) error {
 		return scheme.Verify(header, body, time.Now(), session.Duration(r.ToleranceMs), secrets...)
 	}, nil
+}
+
+// openSecret reads a secret that may be sealed, for the place that dispatchers seal
+// it for.
+func openSecret(scheme signature.Scheme, keys *seal.Keys, id int64, text string) (signature.Secret, error) {
+	opened, err := keys.Open(text, fmt.Sprintf("source/%d/secret", id))
+	if err != nil {
+		return signature.Secret{}, err
+	}
+	return scheme.Secret(opened)
 }
 
 func scheme(r row) (signature.Scheme, error) {

@@ -127,7 +127,7 @@ func (s *Server) load(ctx context.Context, conn *session.Conn) error {
 	}
 	byPath := make(map[string]*source, len(all))
 	for _, r := range all {
-		byPath[r.Path] = newSource(r, s.readTimeout())
+		byPath[r.Path] = newSource(r, s.cfg.SealingKeys, s.readTimeout())
 	}
 	s.announce(byPath)
 	s.sources.Store(&byPath)

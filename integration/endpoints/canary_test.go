@@ -53,7 +53,8 @@ func TestNothingShowsSecrets(t *testing.T) {
 	plant(t, db, open.Addr(), down.Addr())
 	config, out := logged(t, db, zerolog.TraceLevel)
 	config.DatabaseURL = strings.Replace(as(t, db, teller), ":test@", ":CANARYpassword@", 1)
-	config.SigningSecret, _ = signature.ParseSecret(canarySecret)
+	signing, _ := signature.ParseSecret(canarySecret)
+	config.SigningSecrets = []signature.Secret{signing}
 	config.Timeout = 300 * time.Millisecond
 	config.MaxAttempts = 2
 	config.Breaker.Minimum, config.Breaker.Consecutive, config.Breaker.Cooldown = 4, 2, 200*time.Millisecond

@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"encoding/base64"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"postern/integration/harness/fleet"
 	"postern/integration/harness/pgtest"
 	"postern/integration/harness/receiver"
+	"postern/outbox/seal"
 )
 
 // verdict is what the doctor's exit code says.
@@ -47,6 +49,12 @@ func TestTriggersOff(t *testing.T) {
 			db := pgtest.DB(t)
 			rcv := receiver.New(t, receiver.Status(200))
 			config := fleet.Config(t, db)
+			// Without keys the doctor warns of secrets in plain text.
+			keys, err := seal.ParseKeys(base64.StdEncoding.EncodeToString([]byte("thirty-two bytes of no secret at")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			config.SealingKeys = keys
 			url := withHTTP(t, &config)
 			conn := db.Connect()
 			mustExec(t, conn, `insert into postern.endpoint (tenant, url) values ('a', $1)`, rcv.URL+"/a")

@@ -104,6 +104,25 @@ func ParseKey(text string) (Secret, error) {
 	return ParseSecret(text)
 }
 
+// ParseKeys reads one key or several with a blank between, as ParseKey does.
+func ParseKeys(text string) ([]Secret, error) {
+	if err := checkEnds(text); err != nil {
+		return nil, err
+	}
+	var keys []Secret
+	for one := range strings.SplitSeq(text, " ") {
+		key, err := ParseKey(one)
+		if err != nil {
+			return nil, err
+		}
+		if key.open().public != nil && key.open().private == nil {
+			return nil, errors.New("signature: a public key signs nothing")
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
+}
+
 // NewSecret makes a Standard Webhooks secret of 32 bytes from the operating
 // system's random numbers.
 func NewSecret() Secret {

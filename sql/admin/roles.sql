@@ -95,8 +95,7 @@ grant select on postern.source, postern.schema_migrations to postern_receiver;
 
 /* dispatcher */
 
-grant select on postern.outbox, postern.endpoint, postern.connection, postern.schema_migrations to postern_dispatcher;
-grant select (id, name, target_url) on postern.source to postern_dispatcher;
+grant select on postern.outbox, postern.endpoint, postern.source, postern.connection, postern.schema_migrations to postern_dispatcher;
 grant update (status, reason, failing_since, failing_times, failing_at, recovered_at) on postern.endpoint to postern_dispatcher;
 grant select, update, delete on postern.delivery to postern_dispatcher;
 grant select, insert on postern.attempt to postern_dispatcher;
@@ -123,7 +122,7 @@ declare
 begin
   foreach t in array array['endpoint', 'source', 'connection'] loop
     select string_agg(quote_ident(attname), ', ') filter (where attname !~ 'secret|private_key'),
-           string_agg(quote_ident(attname), ', ') filter (where attname not in ('id', 'created_at', 'generation', 'capped_since'))
+           string_agg(quote_ident(attname), ', ') filter (where attname not in ('id', 'created_at', 'generation', 'capped_since', 'secret_fingerprint', 'public_key', 'previous_public_key'))
       into readable, writable
       from pg_catalog.pg_attribute
      where attrelid = format('postern.%I', t)::regclass and attnum > 0 and not attisdropped;
@@ -153,7 +152,7 @@ begin
   for o in
     select p.oid::regprocedure as name, p.proname = any (helpers) or p.proname ~ '^(sample|estimate)_' as helps,
            p.prorettype = 'trigger'::regtype as trigger,
-           p.proname in ('random_id', 'cooldown', 'ramp_share', 'governed', 'sendable_headers', 'retain') as dispatches
+           p.proname in ('random_id', 'cooldown', 'ramp_share', 'governed', 'sendable_headers', 'without_user', 'seal_endpoint', 'seal_source', 'seal_connection', 'retain') as dispatches
       from pg_catalog.pg_proc p where p.pronamespace = 'postern'::regnamespace
   loop
     if o.trigger then

@@ -28,8 +28,8 @@ func TestFailedTransactionKeepsItsConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	bad := session.Run("register", pgx.StrictNamedArgs{"host": nil, "pid": 1, "version": "test", "slots": 1})
-	good := session.Run("register", pgx.StrictNamedArgs{"host": "here", "pid": 1, "version": "test", "slots": 1})
+	bad := session.Run("register", pgx.StrictNamedArgs{"host": nil, "pid": 1, "version": "test", "slots": 1, "sealing_keys": []string{}})
+	good := session.Run("register", pgx.StrictNamedArgs{"host": "here", "pid": 1, "version": "test", "slots": 1, "sealing_keys": []string{}})
 	for range 3 {
 		if err := session.Transact(t.Context(), db, "bad", good, bad); session.SQLState(err) != "23502" {
 			t.Errorf("host null: %v, want a violation of not null", err)

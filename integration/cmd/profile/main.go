@@ -48,7 +48,7 @@ func run(url string, slots int, secret, file string) error {
 		return err
 	}
 	err = dispatcher.Run(ctx, dispatcher.Config{
-		DatabaseURL: url, Schema: "postern", Version: "profile", SigningSecret: key,
+		DatabaseURL: url, Schema: "postern", Version: "profile", SigningSecrets: []signature.Secret{key},
 		Slots: slots, Batch: 100, Timeout: 10 * time.Second, LeaseMargin: 15 * time.Second,
 		MaxAttempts: 20, BackoffBase: 5 * time.Second, BackoffCap: 4 * time.Hour, RetryAfterCap: 24 * time.Hour,
 		PollInterval: time.Second, ShutdownGrace: 2 * time.Second, ResponseLimit: 16 << 10, MemoryLimit: 32 << 20, IdleConnections: 10_000,

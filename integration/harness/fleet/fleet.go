@@ -42,7 +42,7 @@ func Config(t testing.TB, db *pgtest.Database) dispatcher.Config {
 		DatabaseURL:     db.URL,
 		Schema:          "postern",
 		Version:         "test",
-		SigningSecret:   secret,
+		SigningSecrets:  []signature.Secret{secret},
 		Slots:           64,
 		Batch:           10,
 		Timeout:         time.Second,
