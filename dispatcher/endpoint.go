@@ -9,7 +9,7 @@ import (
 	"postern/sql/session"
 )
 
-// orphansAtOnce is how many deliveries cancel_orphans.sql takes.
+// orphansAtOnce is how many deliveries one step cancels at most.
 const orphansAtOnce = 1000
 
 // orphaned says that a destination's endpoint is deleted. What waits for it is
@@ -44,7 +44,7 @@ func (d *Dispatcher) cancelAll(ctx context.Context, destination string) error {
 	}()
 	for {
 		started := time.Now()
-		rows, err := session.Query(ctx, d.db, "cancel_orphans", pgx.StrictNamedArgs{"destination": destination}, pgx.RowTo[int])
+		rows, err := session.Query(ctx, d.db, "cancel_orphans", pgx.StrictNamedArgs{"destination": destination, "batch": orphansAtOnce}, pgx.RowTo[int])
 		if err != nil {
 			return err
 		}

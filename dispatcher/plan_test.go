@@ -236,7 +236,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 			"destination": "https://b7", "generation": int64(1), "dispatcher": int64(1),
 			"cooldown": time.Second, "cooldown_cap": time.Minute, "retry_after_ms": 0.0, "reason": "test"}, 20},
 		{"tidy", pgx.NamedArgs{"forget": time.Duration(0)}, 25_000},
-		{"cancel_orphans", pgx.NamedArgs{"destination": "ep_7"}, 20},
+		{"cancel_orphans", pgx.NamedArgs{"destination": "ep_7", "batch": orphansAtOnce}, 20},
 		{"expire", pgx.NamedArgs{"since": time.Time{}, "after": int64(0), "again": []int64{1}}, 20},
 		{"body", pgx.NamedArgs{"outbox_id": int64(1), "message_id": "m1"}, 20},
 	}

@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -44,11 +45,8 @@ type stepped struct {
 // turns, step by step.
 func (d *Dispatcher) retain(ctx context.Context) {
 	keep := d.cfg.Retention
-	interval := keep.Interval
-	if interval == 0 {
-		interval = retainInterval
-	}
-	for pause(ctx, interval) {
+	between := cmp.Or(keep.Interval, retainInterval)
+	for pause(ctx, between) {
 		for _, what := range []struct {
 			name       string
 			keep, dead time.Duration
@@ -77,7 +75,7 @@ func (d *Dispatcher) retainPass(ctx context.Context, what string, keep, dead tim
 	for {
 		started := time.Now()
 		rows, err := session.Query(ctx, d.db, "retain", pgx.StrictNamedArgs{
-			"what": what, "keep": orForEver(keep), "keep_dead": orForEver(dead), "batch": batch,
+			"what": what, "keep": interval(keep), "keep_dead": interval(dead), "batch": batch,
 		}, pgx.RowToStructByName[stepped])
 		if session.SQLState(err) == session.QueryCanceled && batch > 1 {
 			// A key of the application's without an index makes each row dear.
@@ -109,11 +107,4 @@ func (d *Dispatcher) retainPass(ctx context.Context, what string, keep, dead tim
 			return gone, nil
 		}
 	}
-}
-
-func orForEver(d time.Duration) *time.Duration {
-	if d == 0 {
-		return nil
-	}
-	return &d
 }

@@ -1,9 +1,9 @@
 /*
-Cancels what waits for a destination whose endpoint is deleted, up to a
-thousand deliveries at a time, due or not. One that is being sent is left to
+Cancels what waits for a destination whose endpoint is deleted, up to @batch
+deliveries at a time, due or not. One that is being sent is left to
 its attempt, after which it waits again or is done.
 
-One row: how many were cancelled; fewer than a thousand means that no more
+One row: how many were cancelled; fewer than @batch means that no more
 waits, or that the endpoint is not deleted any more.
 */
 with orphaned as materialized (
@@ -15,7 +15,7 @@ with orphaned as materialized (
      and postern.endpoint_of(@destination) is not null
      and coalesce((select e.status from postern.endpoint e where e.id = postern.endpoint_of(@destination)), 'deleted') = 'deleted'
    order by d.destination, d.next_attempt_at, d.id
-   limit 1000
+   limit @batch::integer
      for update skip locked
 ),
 cancelled as (

@@ -180,6 +180,9 @@ func (l *Listener) prepare(ctx context.Context, conn *pgx.Conn) error {
 	return Settings{"application_name": l.config.RuntimeParams["application_name"]}.Set(ctx, conn)
 }
 
+// deaf is what the log says of a connection on which nothing is heard.
+const deaf = "notifications do not arrive on this connection, as behind a pooler that lends connections by transaction; polling instead (POSTERN_LISTEN_URL may name a direct connection)"
+
 // errDeaf ends a pooler's connection on which nothing is heard.
 var errDeaf = errors.New("notifications do not arrive on this connection")
 
@@ -199,10 +202,10 @@ func (l *Listener) tryOut(ctx context.Context, conn *pgx.Conn) error {
 	}
 	wait, cancel := context.WithTimeout(ctx, selfTest)
 	defer cancel()
-	_, deaf := conn.WaitForNotification(wait)
+	_, silent := conn.WaitForNotification(wait)
 	// On a backend lent by transaction this may reach another one, which it does
 	// not harm.
-	if _, err := conn.Exec(ctx, "unlisten "+name); err != nil || deaf == nil {
+	if _, err := conn.Exec(ctx, "unlisten "+name); err != nil || silent == nil {
 		return err
 	}
 	if ctx.Err() != nil {
@@ -211,7 +214,7 @@ func (l *Listener) tryOut(ctx context.Context, conn *pgx.Conn) error {
 	l.mu.Lock()
 	l.notNow = time.Now().Add(deafRetry)
 	l.mu.Unlock()
-	l.say("notifications do not arrive on this connection, as behind a pooler that lends connections by transaction; polling instead (POSTERN_LISTEN_URL may name a direct connection)", nil)
+	l.say(deaf, nil)
 	return errDeaf
 }
 
@@ -278,7 +281,7 @@ func (l *Listener) test(ctx context.Context, first bool) echo {
 			return echoHeard
 		case <-soon.C:
 			if first {
-				l.say("notifications do not arrive on this connection, as behind a pooler that lends connections by transaction; polling instead (POSTERN_LISTEN_URL may name a direct connection)", nil)
+				l.say(deaf, nil)
 			}
 		case <-last.C:
 			return echoLost
