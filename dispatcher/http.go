@@ -109,28 +109,8 @@ func serve(addr string, m *metrics, h *health, version string, log zerolog.Logge
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics and health: %w", err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 8}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := h.unready(); why != "" {
-			http.Error(w, why, http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(h.report(m, version)) // the reader may be gone
-	})
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write(statusPage)
-	})
 	server := &http.Server{
-		Handler:           mux,
+		Handler:           handler(addr, m, h, version),
 		ReadHeaderTimeout: 5 * time.Second,
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       2 * time.Minute,
@@ -151,6 +131,54 @@ func serve(addr string, m *metrics, h *health, version string, log zerolog.Logge
 		}
 		done.Wait()
 	}, nil
+}
+
+// handler answers for the process. Metrics and health are answered whatever the
+// Host is: Prometheus and kubelet come by address or by any name of the service,
+// and neither answer names a destination.
+func handler(addr string, m *metrics, h *health, version string) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 8}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := h.unready(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /status.json", onlyHere(addr, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(h.report(m, version)) // the reader may be gone
+	}))
+	mux.HandleFunc("GET /{$}", onlyHere(addr, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_, _ = w.Write(statusPage)
+	}))
+	return mux
+}
+
+// onlyHere answers 421 (RFC 9110, section 15.5.20) unless the request's Host is an
+// IP address, localhost, or the name that this process was told to serve on. A web
+// page whose name was made to resolve to this address (DNS rebinding) could
+// otherwise have its reader's browser fetch what is here. No name leads to an IP
+// address as Host.
+func onlyHere(addr string, next http.HandlerFunc) http.HandlerFunc {
+	own, _, _ := net.SplitHostPort(addr)
+	return func(w http.ResponseWriter, r *http.Request) {
+		host := r.Host
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+		host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+		if net.ParseIP(host) == nil && host != "localhost" && (own == "" || host != strings.ToLower(own)) {
+			http.Error(w, "this Host is not served: use an IP address, localhost, or the name in POSTERN_HTTP_ADDR", http.StatusMisdirectedRequest)
+			return
+		}
+		next(w, r)
+	}
 }
 
 // statusReport is what the page shows.
