@@ -16,7 +16,7 @@ import (
 type connectionRow struct {
 	ID          int64
 	EndpointID  *int64
-	Tenant      *string
+	Source      *string
 	TargetURL   *string
 	Origin      string
 	Networks    []string
@@ -43,7 +43,7 @@ type connections struct {
 
 type connectionSet struct {
 	endpoints map[int64]*connection
-	sources   map[string]*connection // by tenant
+	sources   map[string]*connection // by outbox.source
 }
 
 // readConnections reads the rows. Transports of unchanged ones are kept, with
@@ -68,8 +68,8 @@ func (d *Dispatcher) readConnections(ctx context.Context) error {
 		delete(kept, row.identity())
 		if row.EndpointID != nil {
 			set.endpoints[*row.EndpointID] = c
-		} else if row.Tenant != nil {
-			set.sources[*row.Tenant] = c
+		} else if row.Source != nil {
+			set.sources[*row.Source] = c
 		}
 	}
 	d.connections.known.Store(set)
@@ -119,7 +119,7 @@ func (d *Dispatcher) newConnection(row connectionRow, err error) *connection {
 }
 
 // transport returns what a delivery is sent with: that of its endpoint, or of the
-// source whose event it is, as long as the URL has the origin that was trusted.
+// source whose event it is (not its tenant, which any application may write), as long as the URL has the origin that was trusted.
 func (d *Dispatcher) transport(c *claimed) (*post.Transport, error) {
 	set := d.connections.known.Load()
 	if set == nil {
@@ -128,7 +128,7 @@ func (d *Dispatcher) transport(c *claimed) (*post.Transport, error) {
 	var found *connection
 	if c.EndpointID != nil {
 		found = set.endpoints[*c.EndpointID]
-	} else if found = set.sources[deref(c.Tenant)]; found != nil && deref(found.row.TargetURL) != *c.URL {
+	} else if found = set.sources[deref(c.Source)]; found != nil && deref(found.row.TargetURL) != *c.URL {
 		found = nil
 	}
 	if found == nil || post.Origin(*c.URL) != found.origin {
@@ -169,7 +169,7 @@ func (r *connectionRow) name() string {
 	if r.EndpointID != nil {
 		return fmt.Sprintf("ep_%d", *r.EndpointID)
 	}
-	return "source " + deref(r.Tenant)
+	return "source " + deref(r.Source)
 }
 
 // identity tells rows apart that need transports of their own.

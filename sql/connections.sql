@@ -1,13 +1,13 @@
 /*
-How to connect to the targets that are not like all others. With a tenant it is
-for messages that postern receive wrote for that source's target_url, and not
-for an endpoint.
+How to connect to the targets that are not like all others. With a source it is
+for the events that postern receive wrote for that source's target_url, and not
+for an endpoint. Applications cannot write outbox.source.
 
 Zero rows: every target is like all others.
 */
 select c.id,
        c.endpoint_id,
-       s.name as tenant,
+       s.name as source,
        s.target_url,
        c.origin,
        c.allow_networks::text[] as networks,

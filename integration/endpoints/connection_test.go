@@ -105,14 +105,18 @@ func TestTrustOfASourcesTarget(t *testing.T) {
 	db.Exec(`insert into postern.source (name, path, secret, target_url) values ('github', '/github', $1, $2)`, secret, inside.URL+"/in")
 	db.Exec(`insert into postern.connection (source_id, allow_networks, allow_http) select id, '{127.0.0.0/8}', true from postern.source`)
 	suspicious(t, db)
-	for _, m := range [][2]string{{"github", "/in"}, {"github", "/other"}, {"customer", "/in"}, {"", "/in"}} {
-		db.Exec(`insert into postern.outbox (tenant, event_type, payload, target_url) values ($1, 'x', '{}', $2)`, m[0], inside.URL+m[1])
+	// What an application writes has no source, whatever its tenant and URL.
+	for _, m := range [][2]string{{"github", "/in"}, {"customer", "/in"}, {"", "/in"}} {
+		db.Exec(`insert into postern.outbox (tenant, event_type, payload, target_url) values ($1, 'x', '{"by": "application"}', $2)`, m[0], inside.URL+m[1])
+	}
+	for event, path := range map[string]string{"e1": "/in", "e2": "/other"} {
+		db.Exec(`insert into postern.outbox (tenant, source, event_id, event_type, payload, target_url) values ('github', 'github', $1, 'x', '{"by": "source"}', $2)`, event, inside.URL+path)
 	}
 	if got := fates(t, db, inside.URL); got != "invalid_url" || inside.Count() != 1 {
 		t.Errorf("%q, %d requests; want 1 sent, and the others refused", got, inside.Count())
 	}
-	if n := pgtest.Scan[int](t, db, `select count(*) from postern.delivery where status = 'dead'`); n != 3 {
-		t.Errorf("%d refused, want 3", n)
+	if n := pgtest.Scan[int](t, db, `select count(*) from postern.delivery where status = 'dead'`); n != 4 {
+		t.Errorf("%d refused, want 4", n)
 	}
 }
 
