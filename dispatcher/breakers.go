@@ -74,7 +74,7 @@ func hint(c chan<- struct{}) {
 	}
 }
 
-// row is one row of breakers.sql.
+// breakerRow is one row of breakers.sql.
 type breakerRow struct {
 	Destination string
 	State       string
@@ -327,7 +327,7 @@ func (d *Dispatcher) hold(ctx context.Context, names []string, holds map[string]
 	for i, name := range names {
 		waits[i] = millis(holds[name])
 	}
-	_, err := session.Query(ctx, d.db, "hold", pgx.StrictNamedArgs{
+	_, err := session.Query(ctx, d.db, "back_off", pgx.StrictNamedArgs{
 		"destinations": names, "for_ms": waits, "cooldown_cap": b.settings.CooldownCap,
 	}, pgx.RowTo[string])
 	if err == nil {
@@ -466,13 +466,13 @@ func (d *Dispatcher) probed(c *claimed, e *ended) {
 	case e.evidence.failed():
 		args["cooldown"], args["cooldown_cap"] = b.settings.Cooldown, b.settings.CooldownCap
 		args["retry_after_ms"], args["reason"] = millis(e.hold), e.complaint()
-		err = moved(ctx, d, "fail", args, func(againMs float64) {
+		err = moved(ctx, d, "probe_failed", args, func(againMs float64) {
 			d.log.Warn().Str("destination", c.Destination).Str("reason", e.complaint()).
 				Dur("retry_in", session.Duration(againMs)).Msg("probe failed, breaker stays open")
 		})
 	case e.resp.Status != 0:
 		args["probes"] = b.settings.Probes
-		err = moved(ctx, d, "pass", args, func(state string) {
+		err = moved(ctx, d, "probe_succeeded", args, func(state string) {
 			d.log.Info().Str("destination", c.Destination).Str("state", state).Msg("probe succeeded")
 			if state == breaker.HalfOpen {
 				b.mu.Lock()
@@ -484,7 +484,7 @@ func (d *Dispatcher) probed(c *claimed, e *ended) {
 			hint(d.wakeups)
 		})
 	default:
-		err = moved(ctx, d, "let", args, func(string) {})
+		err = moved(ctx, d, "probe_released", args, func(string) {})
 	}
 	hint(b.stale)
 	if err != nil {

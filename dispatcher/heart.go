@@ -56,7 +56,7 @@ func (v *vitals) track(verb string) (ended func(error)) {
 	default:
 		running = new(atomic.Int32)
 	}
-	ofOneRow := slices.Contains([]string{"trip", "hold", "report", "fail", "pass", "let"}, verb)
+	ofOneRow := slices.Contains([]string{"trip", "back_off", "report", "probe_failed", "probe_succeeded", "probe_released"}, verb)
 	bounded := slices.Contains([]string{"find", "sweep", "due"}, verb) // by us, more tightly than the others
 	running.Add(1)
 	started := time.Now()
@@ -257,7 +257,7 @@ func (d *Dispatcher) heartbeatArgs(state string) pgx.StrictNamedArgs {
 	return args
 }
 
-// verdict is the row of guard.sql.
+// databaseVerdict is the row of judge_database.sql.
 type databaseVerdict struct {
 	Reason *string
 	State  string
@@ -267,7 +267,7 @@ type databaseVerdict struct {
 // judge has the fleet's heartbeats judged, and tells what came of it.
 func (d *Dispatcher) judge(ctx context.Context, h *heart) (databaseVerdict, error) {
 	s := d.breakers.settings
-	rows, err := session.On(ctx, h.conn, "guard", pgx.StrictNamedArgs{
+	rows, err := session.On(ctx, h.conn, "judge_database", pgx.StrictNamedArgs{
 		"lock_wait": s.Database.LockWait, "waiting": s.Database.Waiting, "sessions": s.Database.Sessions,
 		"timeouts": s.Database.Timeouts, "in_flight_ratio": s.Database.InFlight, "slow_claim": s.Database.SlowClaim,
 		"cooldown": s.Database.Cooldown, "cooldown_cap": s.CooldownCap, "forget": s.Forget(),
@@ -301,7 +301,7 @@ func (h *heart) wasTroubled(now time.Time) bool { return now.Sub(h.troubled) < 4
 func (d *Dispatcher) try(ctx context.Context, h *heart) error {
 	ctx, cancel := context.WithTimeout(ctx, tryLease-time.Second)
 	defer cancel()
-	won, err := session.On(ctx, h.conn, "try", pgx.StrictNamedArgs{"dispatcher": d.id, "lease": tryLease}, pgx.RowTo[int64])
+	won, err := session.On(ctx, h.conn, "probe_database", pgx.StrictNamedArgs{"dispatcher": d.id, "lease": tryLease}, pgx.RowTo[int64])
 	if err != nil || len(won) == 0 {
 		return err
 	}
@@ -314,7 +314,7 @@ func (d *Dispatcher) try(ctx context.Context, h *heart) error {
 	args := pgx.StrictNamedArgs{"destination": breaker.Database, "generation": won[0], "dispatcher": d.id}
 	if claimed == nil && verdict.Reason == nil && time.Since(began) < slowTry {
 		args["probes"] = 1
-		_, err = session.On(ctx, h.conn, "pass", args, pgx.RowTo[string])
+		_, err = session.On(ctx, h.conn, "probe_succeeded", args, pgx.RowTo[string])
 		d.log.Info().Msg("the database takes work again; coming back little by little")
 	} else {
 		reason := "a claim failed or was slow"
@@ -326,7 +326,7 @@ func (d *Dispatcher) try(ctx context.Context, h *heart) error {
 		}
 		args["cooldown"], args["cooldown_cap"] = d.breakers.settings.Database.Cooldown, d.breakers.settings.CooldownCap
 		args["retry_after_ms"], args["reason"] = 0.0, reason
-		_, err = session.On(ctx, h.conn, "fail", args, pgx.RowTo[float64])
+		_, err = session.On(ctx, h.conn, "probe_failed", args, pgx.RowTo[float64])
 		d.log.Warn().Str("reason", reason).Msg("the database is still in trouble")
 	}
 	hint(d.breakers.stale)

@@ -232,7 +232,7 @@ func TestPlansMadeWhileEverythingWasEmpty(t *testing.T) {
 		{"trip", pgx.NamedArgs{
 			"destinations": []string{"https://b7"}, "window": time.Minute, "ratio": 0.5, "minimum": 10, "consecutive": 5, "dead": 50,
 			"slow_ratio": 0.8, "cooldown": time.Second, "cooldown_cap": time.Minute}, 60},
-		{"fail", pgx.NamedArgs{
+		{"probe_failed", pgx.NamedArgs{
 			"destination": "https://b7", "generation": int64(1), "dispatcher": int64(1),
 			"cooldown": time.Second, "cooldown_cap": time.Minute, "retry_after_ms": 0.0, "reason": "test"}, 20},
 		{"tidy", pgx.NamedArgs{"forget": time.Duration(0)}, 25_000},

@@ -171,12 +171,12 @@ func apply(t *testing.T, db *pgtest.Database, destination, op string, by, genera
 	case "probe":
 		run(t, db, "probe", probeArgs(destination, by))
 	case "pass":
-		run(t, db, "pass", resultArgs(destination, by, generation, pgx.StrictNamedArgs{"probes": 2}))
+		run(t, db, "probe_succeeded", resultArgs(destination, by, generation, pgx.StrictNamedArgs{"probes": 2}))
 	case "fail":
-		run(t, db, "fail", resultArgs(destination, by, generation, pgx.StrictNamedArgs{
+		run(t, db, "probe_failed", resultArgs(destination, by, generation, pgx.StrictNamedArgs{
 			"cooldown": 15 * time.Second, "cooldown_cap": time.Minute, "retry_after_ms": 0.0, "reason": "test"}))
 	case "let":
-		run(t, db, "let", resultArgs(destination, by, generation, nil))
+		run(t, db, "probe_released", resultArgs(destination, by, generation, nil))
 	case "by hand":
 		db.Exec(`update postern.breaker set state = 'open', retry_at = null where state <> 'open'`)
 	case "shut":
@@ -404,7 +404,7 @@ func TestCooldown(t *testing.T) {
 	}
 	const destination = "https://h.example"
 	hold := func(ms float64) float64 {
-		run(t, db, "hold", pgx.StrictNamedArgs{"destinations": []string{destination}, "for_ms": []float64{ms}, "cooldown_cap": 15 * time.Minute})
+		run(t, db, "back_off", pgx.StrictNamedArgs{"destinations": []string{destination}, "for_ms": []float64{ms}, "cooldown_cap": 15 * time.Minute})
 		return pgtest.Scan[float64](t, db, `select extract(epoch from hold_until - now())::double precision from postern.breaker`)
 	}
 	if got := hold(60_000); got < 50 || got > 60 {
