@@ -25,7 +25,10 @@ const (
 	// reportInterval is the least time between two reports, but for the first
 	// about a destination that may have to be shut.
 	reportInterval = time.Second
-	probesAtOnce   = 20
+	// clampInterval is how often waits are corrected that a clock set back has
+	// made too long.
+	clampInterval = time.Minute
+	probesAtOnce  = 20
 	// doorsAtOnce is among how many shut doors those are looked for that somebody
 	// wants to go through.
 	doorsAtOnce = 1000
@@ -234,12 +237,18 @@ func (d *Dispatcher) report(ctx context.Context) {
 	tick := time.NewTicker(reportInterval)
 	defer tick.Stop()
 	tidied := time.Now()
+	var clamped time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		case <-d.breakers.kick:
+		}
+		// The database's own breaker may be what waits for too long.
+		if time.Since(clamped) > clampInterval {
+			clamped = time.Now()
+			d.clampWaits(ctx)
 		}
 		if !d.admits() {
 			continue
@@ -257,6 +266,19 @@ func (d *Dispatcher) report(ctx context.Context) {
 		if !pause(ctx, 50*time.Millisecond) {
 			return
 		}
+	}
+}
+
+// clampWaits corrects waits that a clock set back has made longer than any rule
+// asks for.
+func (d *Dispatcher) clampWaits(ctx context.Context) {
+	names, err := session.Query(ctx, d.db, "clamp_breakers", pgx.StrictNamedArgs{"cooldown_cap": d.breakers.settings.CooldownCap}, pgx.RowTo[string])
+	if err != nil && ctx.Err() == nil {
+		d.log.Warn().Err(err).Msg("correcting the waits of breakers failed")
+	}
+	if len(names) > 0 {
+		hint(d.breakers.stale)
+		d.log.Warn().Strs("destinations", names).Msg("breakers waited beyond the longest cool-down, as after the database's clock was set back; corrected")
 	}
 }
 

@@ -367,8 +367,10 @@ func (d *Dispatcher) limits(now time.Time) (batch, slots int) {
 	if row.State == breaker.Throttled {
 		return min(d.cfg.Batch, 10), max(1, d.cfg.Slots/8)
 	}
-	if ramp := d.breakers.settings.Ramp; !row.ClosedAt.IsZero() && now.Sub(row.ClosedAt) < ramp {
-		share = math.Exp2(-6 * (1 - float64(now.Sub(row.ClosedAt))/float64(ramp)))
+	// As in ramp_share, it closed a little after now where our reading began first,
+	// and far in the future where the clock was set back: then the ramp is over.
+	if ramp, closedFor := d.breakers.settings.Ramp, now.Sub(row.ClosedAt); !row.ClosedAt.IsZero() && closedFor > -5*time.Second && closedFor < ramp {
+		share = math.Exp2(-6 * (1 - float64(max(0, closedFor))/float64(ramp)))
 	}
 	return max(1, int(share*float64(d.cfg.Batch))), max(1, int(share*float64(d.cfg.Slots)))
 }

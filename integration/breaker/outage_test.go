@@ -350,3 +350,33 @@ func TestHoldThatCannotBeWritten(t *testing.T) {
 		return count(t, db, `select count(*) from postern.breaker where destination = $1 and state <> 'closed'`, bad.URL) == 1
 	})
 }
+
+// A clock that was set back by an hour leaves waits behind that would last for as
+// long: of a destination's breaker, of a Retry-After, and of the database's own
+// breaker, open or throttled. All of them are brought back to what rules ask for.
+func TestClockSetBackDelaysNoBreaker(t *testing.T) {
+	t.Parallel()
+	for name, database := range map[string]string{
+		"open":      `insert into postern.breaker (destination, state, opened_at, retry_at, trips, changed_at) values ('database', 'open', now() + interval '1 hour', now() + interval '1 hour', 1, now() + interval '1 hour')`,
+		"throttled": `insert into postern.breaker (destination, state, changed_at) values ('database', 'throttled', now() + interval '1 hour')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.DB(t)
+			opened, asked := receiver.New(t, receiver.Status(204)), receiver.New(t, receiver.Status(204))
+			db.Exec(database)
+			db.Exec(`insert into postern.breaker (destination, state, opened_at, retry_at, trips, changed_at)
+			         values ($1, 'open', now() + interval '1 hour', now() + interval '1 hour', 1, now() + interval '1 hour')`, opened.URL)
+			db.Exec(`insert into postern.breaker (destination, hold_until) values ($1, now() + interval '1 hour')`, asked.URL)
+			insertMany(db, opened.URL, 1)
+			insertMany(db, asked.URL, 1)
+			c, _ := config(t, db)
+			c.Breaker = hasty
+			fleet.Start(t, c)
+			pgtest.Eventually(t, time.Minute, "both are delivered", func() bool { return count(t, db, remaining) == 0 })
+			pgtest.Eventually(t, time.Minute, "the database's breaker closes", func() bool {
+				return count(t, db, `select count(*) from postern.breaker where destination = 'database' and state <> 'closed'`) == 0
+			})
+		})
+	}
+}
