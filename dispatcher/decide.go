@@ -288,23 +288,23 @@ func (p *policy) wait(n next, attempts int) time.Duration {
 
 // policy returns what applies to a delivery: the endpoint's settings where it has
 // them, the dispatcher's otherwise.
-func (cfg *Config) policy(c *claimed) policy {
+func (c *Config) policy(of *claimed) policy {
 	p := policy{
-		maxAttempts:   cfg.MaxAttempts,
-		permanent:     c.PermanentCodes,
-		retryAfterCap: cfg.RetryAfterCap,
-		backoffBase:   cfg.BackoffBase,
-		backoffCap:    cfg.BackoffCap,
+		maxAttempts:   c.MaxAttempts,
+		permanent:     of.PermanentCodes,
+		retryAfterCap: c.RetryAfterCap,
+		backoffBase:   c.BackoffBase,
+		backoffCap:    c.BackoffCap,
 		random:        rand.Int64N,
 	}
-	if c.MaxAttempts != nil {
-		p.maxAttempts = *c.MaxAttempts
+	if of.MaxAttempts != nil {
+		p.maxAttempts = *of.MaxAttempts
 	}
-	if c.BackoffBaseMs != nil {
-		p.backoffBase = session.Duration(*c.BackoffBaseMs)
+	if of.BackoffBaseMs != nil {
+		p.backoffBase = session.Duration(*of.BackoffBaseMs)
 	}
-	if c.BackoffCapMs != nil {
-		p.backoffCap = session.Duration(*c.BackoffCapMs)
+	if of.BackoffCapMs != nil {
+		p.backoffCap = session.Duration(*of.BackoffCapMs)
 	}
 	return p
 }

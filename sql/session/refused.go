@@ -68,7 +68,7 @@ func refusal(err error) (said, remedy string) {
 
 // leaves are the errors that a connection to several addresses ended with.
 func leaves(err error) []error {
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the tree itself is walked
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
 		for _, e := range many.Unwrap() {
 			all = append(all, leaves(e)...)
